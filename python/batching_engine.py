@@ -1,4 +1,4 @@
-"""The engine to copy where one step computes the next token of many requests: continuous batching, with rotating token ids.
+"""The engine to copy if one step computes the next token of many requests: continuous batching, with rotating token ids.
 
     python batching_engine.py --model-path models/tiny-chat
 """
@@ -17,7 +17,7 @@ VOCAB_SIZE = 2048
 
 
 class Sequence:
-    """A request that waits for a place in the batch, or has one."""
+    """A request that has a place in the batch, or waits for one."""
 
     def __init__(self, request: GenerateRequest) -> None:
         prompt, stop = request["token_ids"], request.get("stop_conditions", {})
@@ -31,7 +31,7 @@ class Sequence:
         self.token = prompt[-1]
 
     def take(self, token: int) -> StepOutput:
-        """What a step says of the token it chose."""
+        """Takes the chosen token, and returns the step's output."""
         if token in self.ends and self.generated >= self.min_tokens:
             return GenerateChunk(finish_reason="stop", stop_token=token)
         self.token = token
@@ -42,7 +42,7 @@ class Sequence:
 
 
 class BatchingEngine(BatchEngine[Sequence]):
-    """Runs up to `max_num_seqs` sequences at once; the others wait for their place."""
+    """Runs up to `max_num_seqs` sequences at once; the others wait for a place."""
 
     def __init__(self, model_name: str = "batching", max_num_seqs: int = 64, step_s: float = 0.0) -> None:
         self.model_name = model_name
@@ -69,7 +69,7 @@ class BatchingEngine(BatchEngine[Sequence]):
             context_length=CONTEXT_LENGTH,
             vocab_size=VOCAB_SIZE,
             max_num_seqs=self.max_num_seqs,
-            # Whatever the temperature, there is one next token: those options hold by themselves.
+            # There is one next token at any temperature, so these options hold trivially.
             sampling=("temperature", "top_p", "top_k", "min_p", "seed"),
             resume=True,
         )
@@ -82,7 +82,7 @@ class BatchingEngine(BatchEngine[Sequence]):
     def step(self, batch: list[Sequence]) -> list[StepOutput]:
         if self._running is None:
             raise EngineShutdown("the engine does not run")
-        # A place once given is kept, also while the sequence's reader has no room and it is in no batch.
+        # A sequence keeps its place even while its reader has no room and it is in no batch.
         waiting = (sequence for sequence in batch if sequence not in self._running)
         for sequence in waiting:
             if len(self._running) == self.max_num_seqs:
@@ -93,7 +93,7 @@ class BatchingEngine(BatchEngine[Sequence]):
         return [sequence.take(next(tokens)) if sequence in self._running else None for sequence in batch]
 
     def _forward(self, inputs: list[int]) -> list[int]:
-        """The model: the next token of each sequence."""
+        """The model. Returns the next token of each sequence."""
         time.sleep(self.step_s)
         return [(token + 1) % VOCAB_SIZE for token in inputs]
 

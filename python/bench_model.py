@@ -36,7 +36,7 @@ PATH_VARIABLE = "BENCH_MODEL_PATH"
 
 
 async def generate(request: Any) -> AsyncIterator[Any]:
-    """As many tokens as are asked for, as fast as they are taken."""
+    """Yields as many tokens as requested, as fast as they are taken."""
     wanted = request["stop_conditions"].get("max_tokens") or 1
     for place in range(1, wanted + 1):
         chunk = {"token_ids": [40 + place % 50]}
@@ -46,7 +46,7 @@ async def generate(request: Any) -> AsyncIterator[Any]:
 
 
 class Engine(LLMEngine):
-    """The same as a class."""
+    """The same, as an engine."""
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Engine, WorkerConfig]:
@@ -83,7 +83,7 @@ def serve(way: str) -> None:
 
 
 class Tree:
-    """A process and all that it started."""
+    """A process and all its descendants."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -101,16 +101,16 @@ class Tree:
                 yield pid, fields[pid]
 
     def cpu_s(self) -> float:
-        """CPU that it has used, in seconds."""
+        """CPU time used, in seconds."""
         return sum(int(each[11]) + int(each[12]) for _, each in self._stats()) / os.sysconf("SC_CLK_TCK")
 
     def resident_kb(self) -> int:
-        """Memory that is in use, in kB."""
+        """Memory in use, in kB."""
         return sum(int(each[21]) for _, each in self._stats()) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 async def ask(port: int, model: str, tokens: int, is_stream: bool) -> None:
-    """One completion, read to its end."""
+    """Runs one completion to its end."""
     body = {"model": model, "prompt": "a", "max_tokens": tokens, "stream": is_stream, "ignore_eos": True}
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -139,7 +139,7 @@ async def measure(port: int, way: str, tree: Tree, options: argparse.Namespace) 
         seconds = time.perf_counter() - started
         costs.append((tree.cpu_s() - before) / (streams * tokens) * 1e6)
         rates.append(streams * tokens / seconds)
-    # What is made once is made by then.
+    # One-time allocations are done by then.
     await asyncio.gather(*(many(max(1, options.requests // 10 // streams)) for _ in range(streams)))
     resident = tree.resident_kb()
     await asyncio.gather(*(many(options.requests // streams) for _ in range(streams)))
@@ -152,7 +152,7 @@ async def measure(port: int, way: str, tree: Tree, options: argparse.Namespace) 
 
 @contextlib.contextmanager
 def started(words: list[str], until: str) -> Iterator[tuple[int, str]]:
-    """A program, once it has said `until`: its id and that line."""
+    """Starts a program and waits for its line with `until`: its id and that line."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log)
         try:

@@ -23,19 +23,19 @@ from genset.runtime import Runtime, worker
 
 
 def cpu_s() -> float:
-    """CPU that this process has used, all threads, in seconds."""
+    """CPU time of this process, all threads, in seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def resident_kb() -> int:
-    """Memory of this process that is in use, in kB."""
+    """Memory of this process in use, in kB."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * (os.sysconf("SC_PAGE_SIZE") // 1024)
 
 
 async def count(request: Any) -> AsyncIterator[Any]:
-    """As an engine's answers: a small map for each token."""
+    """Yields a small map per token, like an engine."""
     for token in range(request["tokens"]):
         yield {"token_ids": [token]}
 
@@ -79,7 +79,7 @@ async def ask(streams: int, tokens: int, requests: int) -> dict[str, Any]:
             for _ in range(number):
                 await read(1)
 
-        # What is made once is made by then.
+        # One-time allocations are done by then.
         await asyncio.gather(*(many(requests // 10 // streams) for _ in range(streams)))
         before, own_kb = await told.random(), resident_kb()
         await asyncio.gather(*(many(requests // streams) for _ in range(streams)))
@@ -90,7 +90,7 @@ async def ask(streams: int, tokens: int, requests: int) -> dict[str, Any]:
 
 
 def import_ms() -> float:
-    """The shortest of ten imports of all that a worker needs, less what Python takes to start."""
+    """The shortest of ten imports of everything a worker needs, minus Python's start."""
 
     def shortest(code: str) -> float:
         times = []

@@ -1,4 +1,4 @@
-"""Puts the native module and the `genset` binary into the wheel, where `cargo xtask wheel` laid them beside the package; without
+"""Puts the native module and the `genset` binary into the wheel, if `cargo xtask wheel` has placed them beside the package. Without
 them the wheel is pure Python."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BINARY = "bin/genset"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Marks the wheel as one for this platform and any Python from 3.10 on."""
+    """Marks the wheel as built for this platform and any Python from 3.10 on."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)

@@ -1,4 +1,4 @@
-"""The engine an author copies: answers every prompt with rotating token ids.
+"""The engine to copy: answers every prompt with rotating token ids.
 
     python sample_engine.py --model-path models/tiny-chat
 """
@@ -17,7 +17,7 @@ CONTEXT_LENGTH = 32_768
 
 
 class SampleEngine(LLMEngine):
-    """Building one is cheap; what costs belongs in `start`."""
+    """Building one is cheap; expensive work belongs in `start`."""
 
     def __init__(self, model_name: str = "sample", vocab_size: int = 2048, token_delay: float = 0.0) -> None:
         self.model_name = model_name
@@ -47,7 +47,7 @@ class SampleEngine(LLMEngine):
             model=self.model_name,
             context_length=CONTEXT_LENGTH,
             vocab_size=self.vocab_size,
-            # Whatever the temperature, there is one next token: those options hold by themselves.
+            # There is one next token at any temperature, so these options hold trivially.
             sampling=("temperature", "top_p", "top_k", "min_p", "seed"),
             resume=True,
         )

@@ -1,4 +1,4 @@
-"""As test_sample_engine.py, on the engine whose steps serve many requests, and all checks."""
+"""As test_sample_engine.py, but with all checks, on the engine whose steps serve many requests."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""The conformance kit on the sample engine, a test a check. Needs the `genset` binary; `cargo xtask test python-kit` builds it.
+"""The conformance kit on the sample engine, one test per check. Needs the `genset` binary; `cargo xtask test python-kit` builds it.
 
-Two groups of the checks: `engines/subprocess/tests/conformance.rs` runs all of them on the same engine.
+Runs two groups of checks: `engines/subprocess/tests/conformance.rs` runs all of them on the same engine.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from genset.testing import conformance_tests
 PACKAGE = Path(__file__).parent.parent
 
 test_conformance = conformance_tests(
-    # A token takes a while, so that an answer can be cancelled on the way.
+    # Tokens take a while, so that an answer can be cancelled before its end.
     ["python", str(PACKAGE / "sample_engine.py"), "--token-delay-ms", "1"],
     env={"PYTHONPATH": str(PACKAGE / "src")},
     only=["LC", "ST"],

@@ -1,4 +1,4 @@
-"""What the tests of the native runtime share: a fleet of their own in a directory, and programs in it."""
+"""Shared by the tests of the native runtime: a fleet per test, in a directory, and programs in it."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 SEEDS = Path(os.environ.get("GENSET_SEEDS") or Path(__file__).parents[3] / "shared/seeds")
-"""Documents of others, whose programs run here too where they are there."""
+"""Documents of others, whose programs run here too if the documents are present."""
 collect_ignore = [] if "GENSET_SEEDS" in os.environ or SEEDS.is_dir() else ["test_seeds.py"]
 LONG_S = 120.0
-"""For what only has to come, on a machine that does much else."""
+"""A limit for events that are sure to come, on a busy machine."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says whether the documents were there."""
+    """Reports whether the documents were present."""
     found = "not there, and no part of this run" if collect_ignore else "run too"
     terminalreporter.write_line(f"test_seeds.py, programs of the documents in {SEEDS}: {found}")
 
 
-# What a shell starts in the background ignores Ctrl-C, and so would every program that tests start.
+# A process that a shell starts in the background ignores Ctrl-C, and so would every program that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test has a fleet of its own."""
+    """Gives every test its own fleet."""
     folder = tmp_path / "fleet"
     monkeypatch.setenv("GENSET_DISCOVERY_PATH", str(folder))
-    # A machine that does much else is silent for long.
+    # A busy machine is silent for long.
     monkeypatch.setenv("GENSET_PEER_TIMEOUT", "60")
     return folder
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a test on a loop of its own."""
+    """Runs a test on its own event loop."""
     return asyncio.run(asyncio.wait_for(main, LONG_S * 2))
 
 
 async def until(holds: Callable[[], Any], what: str) -> Any:
-    """Waits until `holds` gives something true."""
+    """Waits until `holds` returns something true."""
     end = time.monotonic() + LONG_S
     while not (value := holds()):
         assert time.monotonic() < end, f"waited {LONG_S:g} s in vain: {what}"
@@ -59,7 +59,7 @@ async def until(holds: Callable[[], Any], what: str) -> Any:
 
 
 class Program:
-    """A program of `programs/` in a process of its own."""
+    """A program of `programs/` in its own process."""
 
     def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
         env = os.environ.copy() if environment is None else environment
@@ -77,7 +77,7 @@ class Program:
         self._queue.put(None)
 
     def wait_for(self, text: str) -> str:
-        """The next line with `text` in it."""
+        """Waits for the next line with `text` in it."""
         end = time.monotonic() + LONG_S
         while True:
             line = self._queue.get(timeout=max(0.1, end - time.monotonic()))
@@ -86,7 +86,7 @@ class Program:
                 return line
 
     def wait_for_all(self, *texts: str) -> None:
-        """Until each of `texts` stood in a line of its own, in whatever order they came."""
+        """Waits until each of `texts` appeared in a line of its own, in any order."""
         missing = list(texts)
         while missing:
             line = self.wait_for("")
@@ -95,7 +95,7 @@ class Program:
                 missing.remove(found)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends a signal and gives the exit code."""
+        """Sends a signal and returns the exit code."""
         self.process.send_signal(number)
         return self.exit_code()
 
@@ -108,7 +108,7 @@ class Program:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Program]]:
-    """Starts programs, and ends those that the test left."""
+    """Starts programs, and ends those that the test left running."""
     programs: list[Program] = []
 
     def begin(name: str, *arguments: str) -> Program:

@@ -18,7 +18,7 @@ from test_status import get
 
 EXAMPLE = Path(__file__).parents[2] / "examples/python/ctranslate2-engine"
 TOKENS = "2048"
-"""As many as the tokenizer has."""
+"""The size of the tokenizer's vocabulary."""
 
 
 def test_a_handler_around_a_library_serves_its_model(
@@ -29,7 +29,7 @@ def test_a_handler_around_a_library_serves_its_model(
     model.mkdir()
     subprocess.run([sys.executable, str(EXAMPLE / "make_model.py"), str(model), TOKENS], check=True, timeout=LONG_S)
     address = frontend(start_genset)
-    # Not the frontend's.
+    # A status port of its own, not the frontend's.
     monkeypatch.setenv("GENSET_STATUS_PORT", "0")
     worker = start(str(EXAMPLE / "ctranslate2_handler.py"), "--model", str(model), "--tokenizer", str(MODEL))
     port = int(worker.wait_for("status on http://127.0.0.1:").rsplit(":", 1)[1])

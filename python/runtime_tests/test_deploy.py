@@ -1,7 +1,7 @@
-"""`genset deploy`: the manifests say the same as each other, and what they say runs.
+"""`genset deploy`: the manifests of all targets agree, and what they describe runs.
 
-No container is started: each becomes a process with the container's command and environment. What belongs to the containers' network
-(names of hosts, ports that each has to itself) is changed to this machine's.
+No container is started: each becomes a process with the container's command and environment. Host names and ports of the containers'
+network are replaced by this machine's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from genset.runtime import FINISH_S, GRACE_S
 
 
 def documents(target: str, folder: Path, *flags: str) -> list[Any]:
-    """What `genset deploy` writes for the example."""
+    """The manifests that `genset deploy` writes for the example."""
     arguments = ["graph:Frontend", "--target", target, "--out", str(folder), "--image", "mine:1", "--Frontend.model=deployed"]
     assert deploy.main([*arguments, *flags]) == 0
     (file,) = folder.iterdir()
@@ -68,7 +68,7 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
         probes = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
         live, ready = {"path": "/live", "port": "status"}, {"path": "/ready", "port": "status"}
         if name == "http":
-            # What the graph's `on_start` registers is not known here.
+            # The models that the graph's `on_start` registers are unknown here.
             ready = {"path": "/live", "port": "http"}
         assert probes == {"startup": live, "liveness": live, "readiness": ready}, name
         asked = services[name]["healthcheck"]["test"]
@@ -89,13 +89,13 @@ def test_services_share_a_cache_of_models_and_get_the_token(in_graph: None, tmp_
         (container,) = pods[name]["containers"]
         given = {each["name"]: each for each in container.get("env", [])}
         if name in deploy.BESIDE:
-            # What reads no model has no token either.
+            # Containers that read no model get no token either.
             assert "volumes" not in service and "volumes" not in pods[name], name
             assert "HF_TOKEN" not in service.get("environment", {}) and "HF_TOKEN" not in given, name
             continue
         home = service["environment"]["HF_HOME"]
         assert (service["volumes"], given["HF_HOME"]["value"]) == ([f"models:{home}"], home), name
-        # The token itself is in no file.
+        # No file contains the token itself.
         assert service["environment"]["HF_TOKEN"] is None, name
         assert given["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN"}}, name
         (volume,), (mount,) = pods[name]["volumes"], container["volumeMounts"]
@@ -204,7 +204,7 @@ def test_each_container_of_compose_has_devices_of_its_own(
         "small": (1, devices("4")),
     }
     assert services["large-1"]["command"][-1] == "Large"
-    # There each pod gets its own by number.
+    # In Kubernetes each pod gets a number of devices.
     manifests = yaml.safe_load_all((tmp_path / "out/graph.yaml").read_text())
     (large,) = [each["spec"] for each in manifests if each["kind"] == "Deployment" and each["metadata"]["name"] == "large"]
     assert large["replicas"] == 2
@@ -218,14 +218,14 @@ def test_each_container_of_compose_has_devices_of_its_own(
 
 
 class Containers:
-    """The services of a compose file as processes."""
+    """The services of a compose file, as processes."""
 
     def __init__(self, services: dict[str, Any], folder: Path) -> None:
         self._services = services
         self._folder = folder
         self._etcd = free_port()
         self.running: dict[str, list[Program]] = {}
-        # A container's own address is the one it has.
+        # What `hostname -i` prints in a container.
         (folder / "hostname").write_text("#!/bin/sh\necho 127.0.0.1\n")
         (folder / "hostname").chmod(0o755)
 
@@ -233,12 +233,12 @@ class Containers:
         """Starts all replicas of a service."""
         service = self._services[name]
         command = [self._here(word) for word in [*service.get("entrypoint", []), *service["command"]]]
-        # An image has `python` and `genset` in its PATH.
+        # The image has `python` and `genset` in its PATH.
         paths = [str(self._folder), str(Path(sys.executable).parent), os.environ["PATH"]]
         environment = {**os.environ, "PATH": os.pathsep.join(paths)}
         environment.update({key: self._here(value) for key, value in service.get("environment", {}).items()})
         replicas = service.get("deploy", {}).get("replicas", 1)
-        # Which program a name stands for is looked up in the container's PATH.
+        # A program's name is looked up in the container's PATH.
         command[0] = shutil.which(command[0], path=environment["PATH"]) or command[0]
         self.running[name] = [Program(*command, environment=environment) for _ in range(replicas)]
         return self.running[name]
@@ -255,7 +255,7 @@ class Containers:
         return "0" if text in (str(deploy.WIRE_PORT), str(deploy.STATUS_PORT)) else text
 
     def check(self, name: str, port: int) -> int:
-        """What a service's health check says of one of its containers: an exit code."""
+        """Runs a service's health check in one of its containers; returns the exit code."""
         _, *command = self._services[name]["healthcheck"]["test"]
         command[0] = sys.executable
         command[-1] = re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", command[-1])
@@ -273,7 +273,7 @@ class Containers:
 
 
 def status_port(program: Program) -> int:
-    """The port that a program says its status is on."""
+    """The status port that a program logs."""
     return int(program.wait_for("status on http://0.0.0.0:").rsplit(":", 1)[1])
 
 
@@ -285,7 +285,7 @@ def free_port() -> int:
 @pytest.fixture
 def containers(in_graph: None, tmp_path: Path) -> Iterator[Containers]:
     services = documents("compose", tmp_path / "out")[0]["services"]
-    # Beside others', and gone with the test.
+    # Does not collide with another etcd, and is removed with the test.
     services["etcd"]["command"] += ["--listen-peer-urls=http://127.0.0.1:0", f"--data-dir={tmp_path / 'etcd'}"]
     made = Containers(services, tmp_path)
     yield made
@@ -305,7 +305,7 @@ def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Container
     line = next((line for line in http.lines if "http://" in line and "status on" not in line), None) or http.wait_for("http://")
     port = re.search(r"http://[\w.]+:(\d+)", line)
     assert port is not None, line
-    # There need be no model.
+    # A model is not required.
     assert containers.check("http", int(port[1])) == 0
     for name in ("prefill", "backend", "frontend"):
         started = containers.start(name)
@@ -331,7 +331,7 @@ def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Container
         assert [await say() for _ in range(3)] == ["three two one"] * 3
         first, _ = containers.running["backend"]
         first.stop(signal.SIGKILL)
-        # The other one answers: a request that finds the dead one's address goes on there.
+        # The other one answers: a request that reaches the dead one's address is sent again to it.
         assert [await say() for _ in range(4)] == ["three two one"] * 4
         await client.close()
 

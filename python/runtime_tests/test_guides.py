@@ -1,4 +1,4 @@
-"""The guides: the programs they show run, and print what they say."""
+"""The programs that the guides show run, and print what the guides say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(\w+)(?: (file|output)=(\S+))?\n(.*?)^```$", re.MULTILI
 
 @pytest.fixture
 def guide(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Writes a guide's programs into a folder; gives what they print, by name."""
+    """Writes a guide's programs into a folder; returns their expected outputs, by name."""
     outputs = {}
     for language, what, name, text in BLOCK.findall((REPOSITORY / "docs/guide" / request.param).read_text()):
         assert name or language == "sh", f"a block of no file is not tested: {text}"
@@ -38,7 +38,7 @@ def printed(name: str) -> str:
 
 
 def completion(address: str, name: str, worker: Program, **options: Any) -> Any:
-    """An answer of a worker's model, once the frontend knows it."""
+    """A completion of a worker's model, once the frontend knows the model."""
     while name not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
         assert worker.process.poll() is None, "\n".join(worker.lines)
     return ask(address, "/v1/completions", {"model": name, "prompt": "one two three four", **options})

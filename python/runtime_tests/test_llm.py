@@ -1,4 +1,4 @@
-"""Models served by handlers, asked through the installed `genset`."""
+"""Models served by handlers, called through the installed `genset`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ async def letters(request: Any) -> AsyncIterator[Any]:
 
 
 def frontend(start_genset: Callable[..., Program], *arguments: str) -> str:
-    """A frontend's address."""
+    """Starts a frontend; returns its address."""
     program = start_genset("run", "in=http", "out=dyn", "--http-port", "0", *arguments)
     line = program.wait_for("http://127.0.0.1:")
     return line[line.index("http://") :].split()[0].rstrip("/,")
 
 
 def ask(address: str, path: str, body: Any = None) -> Any:
-    """One request; the parsed answer, or the events of a stream."""
+    """Sends one request; returns the parsed answer, or the events of a stream."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address + path, data, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:
@@ -51,9 +51,9 @@ def ask(address: str, path: str, body: Any = None) -> Any:
 
 
 async def answered_apart(address: str, name: str, parts: list[asyncio.Future[Any]], handed: Callable[[], Any]) -> tuple[Any, Any]:
-    """Completions of `name`, until `handed` shows what a prefill worker handed over to a decode worker: that, and the last answer.
+    """Asks for completions of `name` until `handed` returns what a prefill worker handed to a decode worker: that, and the last answer.
 
-    Until the frontend has seen both, a request may be served whole. `parts` are the workers, which are not to end.
+    Until the frontend has seen both, one worker may serve the whole request. `parts` are the workers, which must not end.
     """
     body = {"model": name, "prompt": "one two", "max_tokens": 4}
     while True:
@@ -116,7 +116,7 @@ def test_a_gguf_file_brings_tokenizer_template_and_context(start_genset: Callabl
     body = {"model": "py", "messages": [{"role": "user", "content": "The capital of France is Paris"}], "max_tokens": 40}
     contents = []
     known = MODEL / "tiny-chat-q8_0.gguf"
-    # Of an architecture that `genset run` does not compute: its name, and the keys that begin with it.
+    # An architecture that `genset run` does not compute: its name, and the keys with that prefix.
     other = tmp_path / "other.gguf"
     content = known.read_bytes()
     other.write_bytes(content[:1000].replace(b"llama", b"other") + content[1000:])
@@ -134,7 +134,7 @@ def test_a_gguf_file_brings_tokenizer_template_and_context(start_genset: Callabl
                 await asyncio.sleep(0.05)
 
     run(main())
-    # The handler gives the prompt back, which so shows the template too.
+    # The handler returns the prompt, which shows the template too.
     assert contents[0] == contents[1] == contents[2] and "capital of France is Paris" in contents[0][0], contents
 
 
@@ -211,7 +211,7 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
                 raise KeyError("no weights")
                 yield
 
-            # The canary is the handler's first request.
+            # The handler's first request is the canary.
             with pytest.raises(exceptions.EngineError, match="canary failed.*no weights"):
                 await endpoint.serve_endpoint(mute)
 
@@ -229,7 +229,7 @@ def test_silence_ends_answers_of_tokens_alone() -> None:
                 return float(registered._spec["idle_timeout_s"])  # type: ignore[attr-defined]
 
             assert await limit(ModelType.Backend) == 120
-            # One that is not streamed is silent until its end.
+            # An answer that is not streamed is silent until its end.
             assert await limit(ModelType.Chat | ModelType.Completion) == await limit(ModelType.Embedding) == 0
             assert await limit(ModelType.Chat, idle_timeout=5) == 5
             assert await limit(ModelType.Backend, idle_timeout=0) == 0
@@ -260,7 +260,7 @@ def test_a_worker_waits_and_asks_as_its_limits_say() -> None:
             await register_llm(ModelType.Backend, first, str(MODEL), "slow", **limits)
             serving = asyncio.ensure_future(first.serve_endpoint(slow))
             client = await other.endpoint(first.name).client()
-            # By default one comes every 30 s.
+            # By default one is sent every 30 s.
             await until(lambda: len(canaries) > 9, "canaries come")
             with pytest.raises(exceptions.DeadlineExceeded):
                 await client.generate({"token_ids": [1], "stop_conditions": {"max_tokens": 5}})
@@ -281,7 +281,7 @@ def test_a_model_that_the_hub_has_not_is_told_in_the_words_of_pull(tmp_path: Pat
                 with pytest.raises(exceptions.InvalidArgument, match="HF_HUB_OFFLINE") as refused:
                     await register_llm(ModelType.Backend, endpoint, name)
                 assert refused.value.field == "model_path"
-            # Bodies need no files, and nobody is asked for them.
+            # Bodies need no files, so none are looked for.
             await register_llm(ModelType.Chat, endpoint, "Some/Model")
 
     run(main())
@@ -347,7 +347,7 @@ def test_an_answer_that_has_begun_goes_on_as_the_handler_can(resume: bool, start
             if resume:
                 await asyncio.to_thread(goes_on, seed=7)
             else:
-                # What a seed draws next a longer prompt does not say.
+                # A longer prompt does not contain the state of a seed.
                 with pytest.raises(urllib.error.HTTPError):
                     await asyncio.to_thread(goes_on, seed=7)
                 assert len(asked) == 1
@@ -388,7 +388,7 @@ def test_events_and_load_reach_the_routers(start_genset: Callable[..., Program])
     async def main() -> None:
         async with model(address, letters, kv_events=True) as endpoint, await Runtime.connect() as other:
             KvEventPublisher(endpoint).publish_stored([11, 12])
-            # The worker knows it: what it does not, raises.
+            # The worker knows this event: an unknown one raises.
             StepPublisher(endpoint).publish()
             LoadPublisher(endpoint).publish({"kv_used_blocks": 2, "kv_total_blocks": 10})
             events = await other.endpoint("py.backend.kv_events").client()

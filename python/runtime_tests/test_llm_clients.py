@@ -1,4 +1,4 @@
-"""Clients of endpoints that serve models."""
+"""Clients of model endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler's `register_llm` declares beside its model: its part of two pools, media, priorities, sizes."""
+"""What `register_llm` declares beside the model: its role, media, priorities, sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIF = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
 
 
 def refusal(address: str, path: str, body: Any) -> str:
-    """What a request is refused with as its client's fault."""
+    """The message with which a request is refused as a client error."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(address, path, body)
     with refused.value as answer:
@@ -31,7 +31,7 @@ def refusal(address: str, path: str, body: Any) -> str:
 
 
 async def prefill(request: Any) -> AsyncIterator[Any]:
-    """Answers with one token, and keeps the prompt for whoever goes on. What ends with that token is not kept."""
+    """Answers with one token, and keeps the prompt for the decode handler. If the answer ends with that token, keeps nothing."""
     chunk: dict[str, Any] = {"token_ids": [40], "finish_reason": "length"}
     if request["stop_conditions"].get("max_tokens") != 1:
         chunk["transfer"] = {"data": {"held": len(request["token_ids"])}}
@@ -60,7 +60,7 @@ def test_two_handlers_of_one_program_are_prefill_and_decode(start_genset: Callab
             assert handed == {"source_worker_id": runtime.worker_id, "data": {"held": answer["usage"]["prompt_tokens"]}}
             # Its canary came from no prefill instance.
             assert transfers[0] == {"source_worker_id": 0, "data": None}
-            # Routers tell the instances of a model apart by their ids.
+            # Routers tell a model's instances apart by their ids.
             pool = await runtime.endpoint("py.decode.generate").client()
             await pool.wait_for_instances(120)
             assert runtime.worker_id not in pool.instance_ids()
@@ -80,7 +80,7 @@ def test_a_transfer_is_whole_and_names_its_worker() -> None:
 
     assert transfer({**ended, "transfer": {"data": None}}) == {"source_worker_id": 7, "data": None}
     assert transfer({**ended, "transfer": {"source_worker_id": 8, "data": 1}}) == {"source_worker_id": 8, "data": 1}
-    # As an aggregated handler may give back what it found in its request.
+    # An aggregated handler may return the transfer of its request.
     assert transfer({**ended, "transfer": None}) is None
     with pytest.raises(exceptions.Internal, match="a.b.c has transfer without finish_reason"):
         transfer({"token_ids": [1], "transfer": {"data": 1}})
@@ -109,7 +109,7 @@ def test_a_finish_reason_may_be_left_out(caplog: pytest.LogCaptureFixture) -> No
     ]
     with pytest.raises(exceptions.Internal, match="gave nothing"):
         ends(3)
-    # An engine must say it, and so must a prefill handler, whose transfer would be lost without a word.
+    # An engine must give a finish reason, and so must a prefill handler, whose transfer would be lost silently.
     _, answer = Tokens("a.b.c").request(pack({"model": "m", "input": {"tokens": [1]}}))
     answer.items({"token_ids": [5]})
     assert answer.finish() == []
@@ -199,7 +199,7 @@ def test_an_image_reaches_a_handler_that_takes_images(start_genset: Callable[...
         usage = ask(address, "/v1/chat/completions", chat(text, image))["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 2)
         assert seen == [[text, image]]
-        # Text alone comes as tokens.
+        # Text alone arrives as tokens.
         usage = ask(address, "/v1/chat/completions", chat(text))["usage"]
         assert (len(seen), usage["completion_tokens"]) == (1, 3)
         assert "takes no audio" in refusal(address, "/v1/chat/completions", chat(text, audio))
@@ -272,7 +272,7 @@ def test_what_is_no_value_or_not_for_the_handler_is_refused(model_type: ModelTyp
             with pytest.raises(exceptions.InvalidArgument, match=problem) as refused:
                 await register_llm(model_type, endpoint, str(MODEL), **options)
             assert refused.value.field in options
-            # Sizes that any handler may have.
+            # Sizes that any handler may declare.
             await register_llm(model_type, endpoint, str(MODEL), max_num_seqs=1)
 
     run(main())

@@ -23,7 +23,7 @@ WIRE_CLIENT = Path(__file__).parents[2] / "examples/python-wire-client"
 
 
 def assert_grace_left(program: Program) -> None:
-    """That the requests of a program that has drained did not take the whole grace."""
+    """Asserts that a drained program's requests did not use up the whole grace."""
     assert not any("were cut short after" in line for line in program.lines), program.lines
 
 
@@ -54,7 +54,7 @@ def test_a_drain_without_discovery_lets_the_request_under_way_end(start: Callabl
             stream = client.random({"to": 20, "pause": 0.05})
             assert (await anext(stream)).number == 0
             fleet.rename(fleet.with_name("away"))
-            # A directory that is missing would be made again.
+            # A missing directory would be created again.
             fleet.touch()
             counter.process.send_signal(signal.SIGTERM)
             assert [item.number async for item in stream] == list(range(1, 20))
@@ -76,7 +76,7 @@ def test_what_comes_after_a_drain_is_let_end(what: str, start: Callable[..., Pro
 def test_a_worker_told_to_leave_tells_its_clients(
     start: Callable[..., Program], fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # This client looks at discovery once: what it learns after that, it learns from the worker.
+    # This client reads discovery once. Later changes reach it only through the worker.
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(WIRE_CLIENT))
     discovery, wire = importlib.import_module("genset_discovery"), importlib.import_module("genset_wire")
@@ -141,7 +141,7 @@ def test_a_caller_that_is_killed_stops_the_handler(start: Callable[..., Program]
     caller = start("caller.py")
     caller.wait_for("3")
     caller.stop(signal.SIGKILL)
-    # Its request would keep the worker for the whole grace.
+    # Its request would keep the worker running for the whole grace.
     assert counter.stop() == 0
     assert_grace_left(counter)
 
@@ -182,7 +182,7 @@ def test_an_engine_of_text_runs_with_a_name_alone_and_one_of_tokens_says_what_it
 
 def test_frontend_and_sample_run_as_modules() -> None:
     server = Program(sys.executable, "-m", "genset.frontend", "--http-port", "0")
-    # A name that is no path and no name of the Hub: the tokenizer is the built-in model's.
+    # A name that is neither a path nor a name of the Hub: the tokenizer is the built-in model's.
     sample = Program(sys.executable, "-m", "genset.sample_main", "--model-name", "test-model")
     try:
         line = server.wait_for("http://127.0.0.1:")

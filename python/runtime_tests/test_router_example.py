@@ -1,4 +1,4 @@
-"""examples/python/router: prompts go where their beginning is cached, also those that come by HTTP."""
+"""examples/python/router: prompts go to the worker that has their prefix cached, also over HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_prompts_go_where_their_beginning_is(
             state = await runtime.endpoint("routed.router.state").client()
 
             async def until_blocks(*expected: int) -> None:
-                # What is followed takes a moment to arrive: events and load, each by itself.
+                # Events and load arrive a moment later, independently.
                 def known(each: Any) -> tuple[int, int]:
                     return each["blocks"], each["load"].get("kv_used_blocks", 0)
 
@@ -51,7 +51,7 @@ def test_prompts_go_where_their_beginning_is(
             assert await cached_of(list(range(64))) == 0
             await until_blocks(0, 4)
             assert [await cached_of([*range(64), 7]) for _ in range(3)] == [64] * 3
-            # Where nothing is cached, the emptier one is chosen.
+            # If nothing is cached, the less loaded worker is chosen.
             assert await cached_of(list(range(500, 564))) == 0
             await until_blocks(4, 4)
             assert await cached_of([*range(500, 564), 7]) == await cached_of([*range(64), 7]) == 64

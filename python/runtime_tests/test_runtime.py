@@ -19,7 +19,7 @@ from genset.runtime import Client, Context, Endpoint, Runtime, Service, get_runt
 
 @contextlib.asynccontextmanager
 async def served(handler: Any, **options: Any) -> AsyncIterator[tuple[Runtime, Client]]:
-    """A process that serves `demo.text.ask`, and another one's client of it. Both are runtimes of this test."""
+    """Serves `demo.text.ask` in one process, with a client of it in another. Both are runtimes of this test."""
     async with await Runtime.connect() as worker, await Runtime.connect() as caller:
         serving = asyncio.ensure_future(worker.endpoint("demo.text.ask").serve_endpoint(handler, **options))
         client = await caller.endpoint("demo.text.ask").client()
@@ -52,7 +52,7 @@ def test_handlers_of_every_kind_answer() -> None:
 
     async def main() -> None:
         async with served(many) as (_, client):
-            # More than there is credit for.
+            # More than the credit.
             assert await items(client.generate({"to": 1000})) == list(range(1000))
         async with served(one) as (worker, client):
             assert (await client.random({"text": "hello"})).text == "HELLO"
@@ -205,7 +205,7 @@ def test_a_handler_waits_while_nobody_reads() -> None:
                 before = made
                 await asyncio.sleep(0.5)
             assert 1 <= made < 5000
-            # Nothing is lost for it.
+            # No item is lost.
             assert [await anext(stream) for _ in range(2000)] == list(range(1, 2001))
             await stream.aclose()
 
@@ -314,7 +314,7 @@ def test_a_request_that_may_have_been_begun_is_not_sent_again() -> None:
                 with pytest.raises(getattr(exceptions, kind)):
                     await client.random(kind)
                 assert begun.count(kind) == 1
-            # This one says that it was not.
+            # This error says that the request had not begun.
             with pytest.raises(exceptions.Overloaded):
                 await client.random("Overloaded")
             assert begun.count("Overloaded") == 3
@@ -356,7 +356,7 @@ def test_a_shutdown_lets_requests_end_and_leaves_nothing() -> None:
 
 
 async def cancel_while_it_begins(endpoint: Endpoint, handler: Any) -> None:
-    """Cancels a `serve_endpoint` before it serves, and sees it end."""
+    """Cancels a `serve_endpoint` before it serves, and waits for its end."""
     serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
     await asyncio.sleep(0)
     serving.cancel()
@@ -365,7 +365,7 @@ async def cancel_while_it_begins(endpoint: Endpoint, handler: Any) -> None:
 
 
 async def until_nobody_else_serves(client: Client, name: str) -> None:
-    """Serves an endpoint in another process, and waits until `client` sees that one alone."""
+    """Serves an endpoint in another process, and waits until `client` sees only that one."""
 
     async def echo(request: Any) -> Any:
         return request
@@ -465,7 +465,7 @@ def test_a_hurried_program_does_not_wait_for_a_service_that_does_not_stop() -> N
         hurried.set_result(None)
         await asyncio.wait([finishing], timeout=LONG_S)
         assert finishing.done()
-        # The rest of the shutdown, without it.
+        # The rest of the shutdown, without the endless service.
         runtime._services.clear()
         runtime.begin_shutdown().cancel()
         runtime._ending = None
@@ -501,7 +501,7 @@ def test_a_loop_has_one_runtime_whoever_asks_first() -> None:
     async def main() -> None:
         first, second = await asyncio.gather(get_runtime(), get_runtime())
         assert first is second
-        # Another one comes and goes beside it.
+        # Another runtime comes and goes beside it.
         async with await Runtime.connect() as other:
             assert other is not first
             assert await get_runtime() is first
@@ -517,7 +517,7 @@ def test_a_runtime_that_nobody_shut_down_goes_with_its_loop() -> None:
     def threads() -> int:
         names = []
         for task in Path("/proc/self/task").iterdir():
-            # It may have ended.
+            # The thread may have ended.
             with contextlib.suppress(OSError):
                 names.append((task / "comm").read_text())
         return sum(name.startswith("genset-") for name in names)

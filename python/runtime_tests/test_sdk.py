@@ -55,7 +55,7 @@ class Twice:
 
     @on_start
     async def begin(self) -> None:
-        # What it depends on can be asked from here on.
+        # From here on its dependencies can be called.
         events.append((await self.upper.next(Count(1))).number)
 
     @on_shutdown
@@ -216,7 +216,7 @@ def test_requests_of_a_service_whose_task_is_cancelled_end_before_on_shutdown() 
             asking = asyncio.ensure_future(ask())
             await patients[0].begun.wait()
             serving.cancel()
-            # The idle endpoint ends, and whoever waits for it sees that.
+            # The idle endpoint ends, and a task that waits for it sees that.
             while len(runtime._services) > 1:
                 await asyncio.sleep(0.01)
             for _ in range(10):
@@ -263,7 +263,7 @@ class Chatter:
 
 @contextlib.asynccontextmanager
 async def offered(address: str, cls: type, name: str) -> AsyncIterator[None]:
-    """Serves a class whose model the frontend knows."""
+    """Serves a class, and waits until the frontend knows its model."""
     async with await Runtime.connect() as runtime:
         serving = asyncio.ensure_future(sdk.serve(cls, runtime))
 
@@ -350,7 +350,7 @@ def test_what_is_offered_is_checked_where_it_stands() -> None:
 
 
 def refused(address: str, body: Any) -> tuple[int, Any]:
-    """The status and the error of a chat that is refused."""
+    """The status and the error of a refused chat."""
     with pytest.raises(urllib.error.HTTPError) as error:
         ask(address, "/v1/chat/completions", body)
     with error.value as response:

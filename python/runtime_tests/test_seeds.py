@@ -1,9 +1,9 @@
-"""Programs that others wrote for Dynamo, taken out of their documents and run with their import lines changed.
+"""Programs that others wrote for Dynamo, extracted from their documents and run with changed imports.
 
-The documents are not part of this repository, nor of what CI tests: programs of our own with the same names are, which the guide
-"Coming from Dynamo" shows and `test_guides.py` runs. These run beside them where the documents lie beside the checkout, or in the folder that
-GENSET_SEEDS names; the end of the report says whether. What a document leaves to its reader (`engine = ...`, a comment in place of a
-body) is filled in here, and nothing else is changed.
+The documents are neither part of this repository nor tested in CI. CI tests our own programs with the same names, which the guide
+"Coming from Dynamo" shows and `test_guides.py` runs. These tests run if the documents are beside the checkout, or in the folder that
+GENSET_SEEDS names; the end of the report says whether they did. What a document leaves to its reader (`engine = ...`, a comment in
+place of a body) is filled in here. Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class Document:
                 begun = None
 
     def take(self, *marks: str) -> str:
-        """The one block with all of `marks` in it."""
+        """The only block that contains all of `marks`."""
         (text,) = [text for _, text in self._blocks if all(mark in text for mark in marks)]
         self._taken.add(text)
         return re.sub(r"^(from|import) dynamo\b", r"\1 genset.dynamo", text, flags=re.MULTILINE)
 
     def assert_all_taken(self) -> None:
-        """That every block of Python was run."""
+        """Asserts that every Python block was run."""
         assert [text for language, text in self._blocks if language == "python" and text not in self._taken] == []
 
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the Hub, in which the documents' model is our own."""
+    """A cache of the Hub in which the documents' model is our own."""
     repository = tmp_path / "hub" / ("models--" + HUB_ID.replace("/", "--"))
     (repository / "refs").mkdir(parents=True)
     (repository / "refs/main").write_text("0" * 40)
@@ -85,7 +85,7 @@ def test_a_worker_of_tokens(
     number: str, tmp_path: Path, start: Callable[..., Program], start_genset: Callable[..., Program]
 ) -> None:
     text = Document(number).take("register_llm(", "serve_endpoint(")
-    # Its first lines stand deeper than those around them.
+    # Its first lines are indented deeper than the lines around them.
     text = re.sub(r"^   (?=[#@a])", "", text, flags=re.MULTILINE)
     text, main = text.split("if __name__")
     filled = """
@@ -127,7 +127,7 @@ def test_the_text_processor_and_its_client(
     ran = subprocess.run([sys.executable, "client.py"], capture_output=True, text=True, timeout=LONG_S, check=False)
     assert (ran.returncode, ran.stdout) == (0, "Response: Processed: Hello, Dynamo!\n"), ran.stderr
     assert graph.stop() == 0
-    # What it logs by itself is in the service's log.
+    # What it logs itself is in the service's log.
     assert any("Processing text: Hello, Dynamo!" in line for line in graph.lines)
 
 
@@ -154,7 +154,7 @@ def test_every_other_block_of_services(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_class(name: str, method: str, rest: str = "") -> str:
         return f"@service(namespace='seed')\nclass {name}:\n" + textwrap.indent(method + rest, "    ")
 
-    # The types first, and the skeleton that uses them.
+    # The types come first, then the skeleton that uses them.
     make(document.take("class RequestType(BaseModel):", "# Add other fields"))
     make(document.take("class YourWorker:"), "YourWorker")
     make(document.take("class PrefillWorker:", "class DecodeWorker:"), "PrefillWorker", "DecodeWorker")
@@ -247,7 +247,7 @@ def test_the_tests_of_an_engine(package: Path) -> None:
 
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An etcd and a NATS, named by the variables of the documents."""
+    """An etcd and a NATS, with the documents' variables set to them."""
     client, nats = f"http://127.0.0.1:{free_port()}", str(free_port())
     urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", "--listen-peer-urls=http://127.0.0.1:0"]
     programs = [
@@ -272,7 +272,7 @@ def test_an_engine_serves(
 ) -> None:
     document = Document("003")
     monkeypatch.setenv("PYTHONPATH", str(package / "src"))
-    # Its worker asks for tcp, and the frontend for nothing.
+    # Its worker asks for tcp, and the frontend for no plane.
     address = frontend(start_genset)
     worker = Program(sys.executable, "-m", "my_backend.main", "--model-name", HUB_ID, "--namespace", "dynamo")
     try:
@@ -281,7 +281,7 @@ def test_an_engine_serves(
         answer = ask(address, "/v1/chat/completions", json.loads(body))
         assert answer["choices"][0]["message"]["content"]
         assert answer["choices"][0]["finish_reason"] in ("stop", "length")
-        # What its class declares nothing of is passed on, with a warning.
+        # Options that its class does not declare are passed on, with a warning.
         warm = ask(address, "/v1/chat/completions", {**json.loads(body), "temperature": 0.7, "top_p": 0.9})
         assert warm["choices"][0]["finish_reason"] in ("stop", "length")
         assert worker.stop() == 0

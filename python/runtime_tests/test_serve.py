@@ -50,10 +50,10 @@ def test_a_graph_serves_loses_a_member_and_drains(in_graph: None, start_genset: 
         assert [await say() for _ in range(3)] == ["three two one"] * 3
         assert await say(max_tokens=2) == "three two"
 
-        # A member dies: the other one answers, and it is started again.
+        # A process dies: the other one answers, and the dead one is restarted.
         async with await Runtime.connect() as runtime:
             backends = await runtime.endpoint("graph.Backend.generate").client()
-            # They are seen one after the other.
+            # The client sees them one after the other.
             while len(backends.instance_ids()) < 2:
                 await asyncio.sleep(0.05)
             before = set(backends.instance_ids())
@@ -70,7 +70,7 @@ def test_a_graph_serves_loses_a_member_and_drains(in_graph: None, start_genset: 
 
 
 def member(graph: Program, target: str, name: str) -> int:
-    """The process of a service: a child of the supervisor's."""
+    """The process of a service: a child of the supervisor."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -99,7 +99,7 @@ def test_a_service_that_dies_at_once_is_given_up(
 
 
 def test_children_end_with_their_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_genset: Callable[..., Program]) -> None:
-    # The child holds the service's output open, as an engine in a process of its own does. The service ignores a drain.
+    # The child holds the service's output open, as an engine in its own process does. The service ignores a drain.
     (tmp_path / "holder.py").write_text(
         "import subprocess\nimport time\n\nfrom genset.sdk import endpoint, on_shutdown, service\n\n@service()\nclass Holder:\n"
         "    def __init__(self):\n        print('its child is', subprocess.Popen(['sleep', '600']).pid, flush=True)\n\n"
@@ -182,7 +182,7 @@ def test_services_drain_where_nobody_reads_what_is_said(tmp_path: Path, monkeypa
         os.close(end)
         with open(terminal, errors="replace") as lines:
             assert any("it begins" in line for line in lines)
-        # The terminal is closed.
+        # Closes the terminal.
         serving.send_signal(signal.SIGHUP)
         serving.wait(LONG_S)
     finally:
@@ -192,7 +192,7 @@ def test_services_drain_where_nobody_reads_what_is_said(tmp_path: Path, monkeypa
 
 
 def is_sleep(process: int) -> bool:
-    """Whether a process is a `sleep` that runs. One that is dead and not reaped yet has no command line."""
+    """Whether a process is a running `sleep`. A dead one that is not reaped yet has no command line."""
     try:
         return b"sleep" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -233,7 +233,7 @@ def test_names_of_several_services_are_refused(
     monkeypatch.chdir(tmp_path)
     same = "error: the service Second and the service First are both called Same: give one another name with @service(name=...)"
     assert errors(graph("names_same", "Same", "Same")) == [same, same.replace("Same", "same")]
-    # What is deployed has names in lower case.
+    # Deployed names are in lower case.
     assert errors(graph("names_case", "Same_a", "same-a")) == [same.replace("Same", "same-a")]
     assert errors(graph("names_taken", "Http", "Other")) == [
         "error: the service First and the frontend for HTTP are both called http: give one another name with @service(name=...)"
@@ -342,7 +342,7 @@ def test_cores_are_shared_out_and_bind_where_they_were(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2})
     assert planned() == ["2", "2", "2"]
 
-    # In a container nobody gave it cores.
+    # In a container no cores were assigned.
     monkeypatch.delenv(serve.CORES_VARIABLE, raising=False)
     limit(ServiceSpec.of(Large))
     assert bound == []

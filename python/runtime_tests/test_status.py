@@ -36,12 +36,12 @@ def request(port: int, path: str, body: str | None = None) -> tuple[int, str]:
 
 
 async def get(port: int, path: str, body: str | None = None) -> tuple[int, str]:
-    """The same, beside what this loop serves."""
+    """The same, without blocking this loop's servers."""
     return await asyncio.to_thread(request, port, path, body)
 
 
 async def until_status(port: int, status: int, *serving: asyncio.Future[Any]) -> None:
-    """Until `/ready` has this status."""
+    """Waits until `/ready` has this status."""
     while (await get(port, "/ready"))[0] != status:
         for each in serving:
             if each.done():
@@ -121,7 +121,7 @@ def test_the_model_that_is_served_is_shown_and_asked() -> None:
             status, reply = await get(port, "/control/sleep", '{"level": "weights"}')
             assert (status, json.loads(reply)) == (200, {"result": "done"})
             assert "does not support wake" in (await get(port, "/control/wake", ""))[1]
-            # Of two none is the process's.
+            # With two models, none is the process's own.
             second = await serve_model(runtime, "other")
             await until_status(port, 200, running, second)
             assert json.loads((await get(port, "/health"))[1]) == {"status": "ready"}
@@ -162,7 +162,7 @@ def test_each_model_has_its_metrics_for_as_long_as_it_is_served() -> None:
 
 
 class Counting(Engine):
-    """Publishes metrics, some before it is listed, and some that are none."""
+    """Publishes metrics, some before it is listed, and some invalid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Counting(Engine):
         gauge["value"] = 8.0
         self.worker.publish_metrics([gauge])
         gauge["value"] = 9.0
-        # What is none spoils nothing beside it.
+        # An invalid metric does not affect the others.
         self.worker.publish_metrics([{"name": "my_odd", "kind": "speed"}])
         return await super().start(worker_id)
 
@@ -225,7 +225,7 @@ def test_metrics_that_an_engine_publishes_are_shown_and_bounded() -> None:
                 engine.worker.publish_metrics([{"kind": "gauge"}])
             await runtime.shutdown()
             await running
-            # There is nobody to publish for.
+            # No engine is served any more.
             engine.worker.publish_metrics(engine.metrics.samples())
 
     run(main())
@@ -259,11 +259,11 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
                 await Runtime.connect(status_port=port)
             monkeypatch.setenv("GENSET_STATUS_PORT", str(port))
             async with await Runtime.connect() as runtime:
-                # Who only calls leaves the port to whom it is for.
+                # A process that only calls leaves the port to the one it is for.
                 await runtime.endpoint("py.text.echo").client()
                 with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}"):
                     await runtime.endpoint("py.text.echo").serve_endpoint(echo)
-                # Not for ever.
+                # The failure is not permanent.
                 taken.close()
                 assert await runtime.open_status() == port
         with pytest.raises(ValueError, match="status-port"):
@@ -288,7 +288,7 @@ def test_a_program_opens_the_port_of_its_environment(
             stream = client.random({"to": 10_000, "pause": 0.05})
             await anext(stream)
             counter.process.send_signal(signal.SIGTERM)
-            # It drains: it answers, and wants no more.
+            # While draining it answers, but is not ready.
             await until(lambda: request(port, "/ready")[0] == 503, "the program drains")
             assert request(port, "/live")[0] == 200
             await stream.aclose()

@@ -19,7 +19,7 @@ from genset.runtime import Runtime
 
 
 class Engine(LLMEngine):
-    """Repeats a token, and notes what it is asked."""
+    """Repeats a token, and records its calls."""
 
     def __init__(self, problem: Exception | None = None) -> None:
         self.problem = problem
@@ -86,7 +86,7 @@ def test_an_engine_serves_is_told_of_leavers_and_drains(start_genset: Callable[.
             assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 2)
             assert engine.seen == ["start", "seed 7"]
             engine.worker.publish_kv_stored([11, 12])
-            # The worker knows it: what it does not, raises.
+            # The worker knows this event: an unknown one raises.
             engine.worker.report_step()
             events = await other.endpoint("py.backend.kv_events").client()
             first = await anext(events.random(None))
@@ -138,7 +138,7 @@ def test_the_limits_of_a_config_are_the_worker_s() -> None:
 
 
 class Stillborn(Engine):
-    """Dies as it starts, as a thread of its own notices, and would go on starting."""
+    """Dies during its start, as a thread of its own notices, while `start` would continue."""
 
     async def start(self, worker_id: int) -> EngineConfig:
         self.seen.append("start")
@@ -259,7 +259,7 @@ def test_operators_reach_control() -> None:
 
 
 class Scorer(Engine):
-    """Scores a pair by its length, and ends in a chunk of its own."""
+    """Scores a pair by its length, and sends the end in a separate chunk."""
 
     async def start(self, worker_id: int) -> EngineConfig:
         return EngineConfig(model="mine", sampling=(), inputs=("score",))
@@ -287,7 +287,7 @@ def test_scores_may_come_before_the_finish() -> None:
 
 
 class Part(Engine):
-    """Computes a prompt under a name, or goes on from what another computed: its tokens are 40, 41, ..."""
+    """Computes a prompt under a name, or continues what another instance computed: its tokens are 40, 41, ..."""
 
     async def start(self, worker_id: int) -> EngineConfig:
         self.worker_id = worker_id

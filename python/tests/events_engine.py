@@ -1,4 +1,4 @@
-"""An engine that publishes what a control operation names."""
+"""An engine that publishes the events that a control operation names."""
 
 from __future__ import annotations
 

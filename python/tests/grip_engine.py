@@ -1,4 +1,4 @@
-"""An engine whose C code holds the GIL for good, so that no thread of the package runs any more."""
+"""An engine whose C code holds the GIL forever, so that no thread of the package runs any more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sample_engine import SampleEngine
 
 
 def children() -> list[str]:
-    """The processes that this one started."""
+    """The child processes of this one."""
     return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
 
 
@@ -26,7 +26,7 @@ class GripEngine(SampleEngine):
     def _grip(self) -> None:
         (watchdog,) = children()
         print("watchdog", watchdog, flush=True)
-        # Takes some 2**60 steps, all of them in C.
+        # Takes about 2**60 steps, all of them in C.
         re.match("(a+)+$", "a" * 60 + "b")
 
 

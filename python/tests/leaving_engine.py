@@ -1,4 +1,4 @@
-"""An engine whose requests take some turns of the event loop to end. Any control operation tells in which order things ended."""
+"""An engine whose requests take some turns of the event loop to end. Any control operation returns the order in which things ended."""
 
 from __future__ import annotations
 

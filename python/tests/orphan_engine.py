@@ -1,4 +1,4 @@
-"""An engine that starts a process of its own, prints its id, and blocks its event loop for good."""
+"""An engine that starts a child process, prints its id, and blocks its event loop forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that does what the model's name asks for, mostly wrongly."""
+"""An engine that does what the model's name asks for, usually something wrong."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from genset.backend import run
 
 
 class Stray(BaseException):
-    """An exception that is no `Exception`."""
+    """An exception that is not an `Exception`."""
 
 
 class Single:
-    """An async iterator that is no generator."""
+    """An async iterator that is not a generator."""
 
     def __init__(self) -> None:
         self._chunks: list[GenerateChunk] = [{"token_ids": [7], "finish_reason": "stop"}]
@@ -79,6 +79,6 @@ class SlipsEngine(LLMEngine):
 
 
 if __name__ == "__main__":
-    # Of all threads: `generate` waits for it.
+    # In all threads: `generate` waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     run(SlipsEngine)

@@ -1,5 +1,5 @@
 """A `BatchEngine` that does what the model's name asks for. "gate" is a step that waits for the operation `wake`; `sleep` returns
-when there is one, and `stop_profile` tells of the steps so far."""
+when such a step runs, and `stop_profile` returns the steps so far."""
 
 from __future__ import annotations
 

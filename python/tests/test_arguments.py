@@ -1,4 +1,4 @@
-"""What programs declare of a model, refused where it is declared."""
+"""Invalid declarations of a model are refused where they are made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refused(declare: Any, **options: Any) -> str:
 
 
 def register(model_type: ModelType = ModelType.Backend, **options: Any) -> None:
-    # What is wrong is found before the endpoint is looked at.
+    # The error is found before the endpoint is used.
     asyncio.run(register_llm(model_type, cast(Any, None), "m", **options))
 
 
@@ -70,7 +70,7 @@ def test_embeddings_refuse_an_idle_timeout_which_they_do_not_have() -> None:
     told = refused(register, model_type=ModelType.Embedding, idle_timeout=5)
     assert told.startswith("idle_timeout: embeddings have none")
     with pytest.raises(AttributeError):
-        # What comes after the values: the endpoint.
+        # The values pass; the endpoint fails.
         register(ModelType.Embedding, idle_timeout=0)
 
 
@@ -102,7 +102,7 @@ def test_an_option_that_was_not_given_is_none_of_what_is_refused() -> None:
     config = WorkerConfig(namespace=cast(Any, None), use_kv_events=cast(Any, None), engine_restarts=cast(Any, None), endpoint_types="")
     assert (config.namespace, config.use_kv_events, config.engine_restarts) == ("genset", False, 0)
     with pytest.raises(AttributeError):
-        # What comes after the values: the endpoint.
+        # The values pass; the endpoint fails.
         register(kv_cache_block_size=None)
 
 

@@ -1,4 +1,4 @@
-"""`BatchEngine` in its process, with a worker's side that is not the real worker's, and its sample on its own."""
+"""`BatchEngine` in its process, with a stub for the worker, and its sample alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BATCHING = str(Path(__file__).parent.parent / "batching_engine.py")
 
 
 class Worker(WorkerStub):
-    """Sorts what comes by stream: items, then None for the end or the kind of an error."""
+    """Sorts received frames by stream: items, then None for the end or the kind of an error."""
 
     def __init__(self, *command: str) -> None:
         super().__init__(*command)
@@ -51,7 +51,7 @@ class Worker(WorkerStub):
         self.request(stream, "generate", body(what, max_tokens))
 
     def ask_at_gate(self, stream: int, max_tokens: int = 1) -> None:
-        """Asks for what makes the step wait, and returns when it does."""
+        """Sends a request that blocks the step, and returns when it does."""
         self.ask(stream, "gate", max_tokens)
         self.request(998, "control", {"op": "sleep", "level": "keep_weights"})
         self.answer(998)
@@ -76,7 +76,7 @@ class Worker(WorkerStub):
         return bool(came) and not isinstance(came[-1], dict)
 
     def profile(self) -> tuple[int, list[str]]:
-        """The most sequences of a step, and which have ended."""
+        """The most sequences in one step, and which sequences have ended."""
         self.request(999, "control", {"op": "stop_profile"})
         most, *ended = self.answer(999)[0]["location"].split()
         return int(most), ended
@@ -113,9 +113,9 @@ def test_a_step_is_one_frame_however_many_requests_it_serves(worker: Worker) -> 
     worker.request(50, "control", {"op": "wake"})
     for stream in range(2, 10):
         assert tokens(worker.answer(stream)) == [4, 3, 2, 1, 0]
-    # The one at the gate takes a second step, in which it ends.
+    # The sequence at the gate takes a second step, in which it ends.
     assert worker.profile()[0] == 9
-    # The answers to three controls; the step at the gate, the 5 of 8 requests of 5 tokens, and one that ends them.
+    # Three control replies; the step at the gate; the 5 steps of 8 requests of 5 tokens; and a step that ends them.
     assert worker.frames <= 3 + 7
 
 
@@ -136,7 +136,7 @@ def test_a_chunk_of_more_items_than_credit_waits_for_the_rest(worker: Worker) ->
     while not worker.came:
         worker.read()
     assert worker.came == {2: [{"text": {"text": "hello", "token_count": 1}}]}
-    # It holds nothing any more, and others are served.
+    # The ended request holds nothing, and others are served.
     assert worker.profile()[1] == ["r-2"]
     worker.ask(3, "count")
     assert len(worker.answer(3)) == 5
@@ -168,7 +168,7 @@ def test_an_error_ends_its_request_and_no_other(worker: Worker) -> None:
     assert worker.answer(4) == ["invalid_argument"]
     assert tokens(worker.answer(5)) == [2, 1, 0]
     assert worker.answer(7) == ["overloaded"]
-    # What is no token of the vocabulary is the worker's to refuse: it knows the vocabulary.
+    # The worker refuses tokens outside the vocabulary: it knows the vocabulary.
     while 6 not in worker.came:
         worker.read()
     assert worker.came[6][0] == {"tokens": {"token_ids": [-1]}}
@@ -230,7 +230,7 @@ def test_frames_are_of_bounded_size() -> None:
     frames = Decoder().feed(encode_batches(pairs, 500))
     assert all(len(payload) <= 501 for _, _, payload in frames)
     assert [pair for _, _, payload in frames for pair in msgpack.unpackb(payload)] == [[n, "x" * 100] for n in range(20)]
-    # A pair that is too large for any frame is the worker's to refuse.
+    # The worker refuses a pair that is too large for any frame.
     assert len(Decoder().feed(encode_batches(pairs, 10))) == 20
 
 
@@ -258,7 +258,7 @@ class WaitsTwice(BatchEngine[list[None]]):
         return [waits.pop() if waits else GenerateChunk(token_ids=[7], finish_reason="length") for waits in batch]
 
 
-# On the slowest machine, too, a step takes less than the one, and none less than the other.
+# Every step takes less than the first `idle_s`, even on the slowest machine, and no step less than the second.
 @pytest.mark.parametrize(("idle_s", "paused", "reported"), [(60.0, 2, 1), (0.0, 0, 3)])
 def test_steps_that_make_nothing_at_once_leave_the_processor_to_others_and_are_not_reported(
     monkeypatch: pytest.MonkeyPatch, idle_s: float, paused: int, reported: int

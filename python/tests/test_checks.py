@@ -1,4 +1,4 @@
-"""Dataclasses made of plain data."""
+"""Conversion of plain data to dataclasses."""
 
 from __future__ import annotations
 

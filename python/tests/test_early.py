@@ -14,12 +14,12 @@ from genset.engine import Event
 
 
 async def published(*events: Event) -> list[Any]:
-    """What arrives of events that came before the worker was listed."""
+    """What remains of events that were published before the worker was listed."""
     early = worker._Early()
     assert all(early.keep(event, pack(event)) for event in events)
     came: list[Any] = []
     early.end(lambda packed: came.append(msgpack.unpackb(packed)))
-    # From now on nothing is kept.
+    # From now on it keeps nothing.
     assert not early.keep({"load": {}}, b"")
     return came
 

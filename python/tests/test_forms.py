@@ -1,4 +1,4 @@
-"""What clients write to the endpoints of models, and read, without the native module."""
+"""What clients write to the endpoints of models, and what they read, without the native module."""
 
 from __future__ import annotations
 

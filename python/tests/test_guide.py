@@ -1,4 +1,4 @@
-"""docs/guide/python-engines.md: the files it shows are put together, and do what it says."""
+"""docs/guide/python-engines.md: its files, put together, do what the guide says."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The guide's package. The pieces of a file are apart by one line in a class, by two between classes."""
+    """The guide's package. Pieces of a file are separated by one line inside a class, by two between classes."""
     pieces = defaultdict(list)
     for language, name, text in BLOCK.findall(GUIDE.read_text()):
         assert name or language not in ("python", "toml"), f"a piece of no file is not tested: {text}"

@@ -19,7 +19,7 @@ from genset.llm import Tokens
 
 
 class FakeCall:
-    """A request, and how its answer ended."""
+    """A request, with how its answer ended."""
 
     id, request_id, headers, trace, deadline_ms, credit = 1, "r", {"who": "me"}, ("", ""), None, 4
 
@@ -34,13 +34,13 @@ class FakeCall:
         self.ended.append(error)
 
     def error(self) -> dict[str, Any]:
-        """What its answer ended with first."""
+        """The first error that ended its answer."""
         assert self.ended[0] is not None
         return cast("dict[str, Any]", msgpack.unpackb(self.ended[0]))
 
 
 class FakeBridge:
-    """Lets go of an answer as soon as it has ended, as the native module does."""
+    """Releases an answer as soon as it has ended, as the native module does."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -171,7 +171,7 @@ def test_requests_that_a_program_s_end_cancels_end_as_at_a_shutdown() -> None:
         call = FakeCall("a")
         answering.on_call(cast(Any, call))
         await asyncio.sleep(0)
-        # As `asyncio.run` does with what is left.
+        # As `asyncio.run` does with the remaining tasks.
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         assert await answering.idle(60)
@@ -219,7 +219,7 @@ def test_a_handler_that_survives_its_cancellation_is_left(
         idle = asyncio.ensure_future(answering.idle(grace_s))
         try:
             await asyncio.sleep(0)
-            # As the grace does where there is none, and as a second signal does.
+            # As a grace of 0 does, and a second signal.
             answering.cancel()
             done, _ = await asyncio.wait([idle], timeout=30)
             assert done, "it waits for the handler"

@@ -38,7 +38,7 @@ else:
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `genset` that notes what it is asked."""
+    """A `genset` that logs its arguments."""
     binary, log = tmp_path / "genset", tmp_path / "log"
     binary.write_text(FAKE.format(python=sys.executable, log=str(log), checks=CHECKS, verdicts=VERDICTS))
     binary.chmod(0o755)

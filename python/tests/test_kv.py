@@ -1,4 +1,4 @@
-"""Hashes of KV blocks are those of routers. `engines/subprocess/tests/python_package.rs` compares them with the routers' own."""
+"""Hashes of KV blocks equal those of routers. `engines/subprocess/tests/python_package.rs` compares them with the routers' own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from genset._xxh3 import xxh3_64
 from genset.exceptions import InvalidArgument
 from genset.kv import hash_blocks
 
-# Of so many bytes, without a seed and with that of salts: values of the reference implementation, libxxhash 0.8.1.
+# Number of bytes, hash without a seed, hash with the seed of salts: from the reference implementation, libxxhash 0.8.1.
 REFERENCE = [
     (0, 0x2D06800538D394C2, 0x79CAC49D29011451),
     (1, 0xC44BDFF4074EECDB, 0x378DCA60F0C6EECD),
@@ -42,7 +42,7 @@ def test_full_blocks_alone_are_hashed_each_with_what_is_before_it() -> None:
     assert hash_blocks([3, 4], 2, parent=hashes[0]) == hashes[1:]
     salted = hash_blocks([1, 2, 3, 4], 2, cache_salt="a", adapter="b")
     assert salted == [0xC0F95C859EF127AF, 0x109F21B291444973]
-    # What stands in a parent's place is in all that follow.
+    # The parent is part of all following hashes.
     pairs = [(salt, adapter) for salt in (None, "", "a", "b") for adapter in (None, "", "a", "b")]
     assert len({each for salt, adapter in pairs for each in hash_blocks([5] * 4, 2, cache_salt=salt, adapter=adapter)}) == 32
     with pytest.raises(InvalidArgument, match="block_size: must be at least 1"):

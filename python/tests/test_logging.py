@@ -18,7 +18,7 @@ from genset import _logging
     [
         ("debug", {"": logging.DEBUG}),
         ("WARN,a::b=trace, c.d=off", {"": logging.WARNING, "a.b": 1, "c.d": logging.CRITICAL + 1}),
-        # Of spans, and what is no level.
+        # Directives about spans, and invalid levels.
         ("genset[request{id=7}]=debug,hyper,=info,error", {"": logging.ERROR}),
         ("", {}),
     ],
@@ -28,7 +28,7 @@ def test_a_filter_names_levels_of_loggers(text: str, levels: dict[str, int]) -> 
 
 
 def shown(*before: str, **given: str) -> list[str]:
-    """What a program logs of two loggers, at two levels."""
+    """What a program logs with two loggers, at two levels."""
     lines = [
         "import logging",
         "from genset import _logging",
@@ -50,6 +50,6 @@ def test_a_program_s_log_has_the_level_of_the_environment() -> None:
     assert shown() == ["INFO mine:", "ERROR mine:", "INFO other:", "ERROR other:"]
     assert shown(GENSET_LOG="error", DYN_LOG="debug") == ["ERROR mine:", "ERROR other:"]
     assert shown(DYN_LOG="off,mine=debug") == ["DEBUG mine:", "INFO mine:", "ERROR mine:"]
-    # A log of the program's own stays as it is.
+    # A log that the program has set up stays unchanged.
     own = "logging.basicConfig(level='ERROR', format='own %(levelname)s %(name)s: %(message)s')"
     assert shown(own, GENSET_LOG="debug,mine=debug") == ["ERROR mine:", "ERROR other:"]

@@ -1,4 +1,4 @@
-"""Metrics add up, and are published as the worker reads them."""
+"""Metrics accumulate, and are published in the worker's form."""
 
 from __future__ import annotations
 

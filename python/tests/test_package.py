@@ -128,7 +128,7 @@ def test_an_engine_declares_where_it_deviates() -> None:
     config = EngineConfig(model="m", context_length=8, deviations=("no_min_tokens",), inputs=("chat",), media=("image",))
     assert config.to_wire()["capabilities"]["deviations"] == ["no_min_tokens"]
     assert config.to_wire()["capabilities"]["media"] == ["image"]
-    # No answer can carry them, so nobody can say so.
+    # No answer can carry them, so no engine can declare them.
     assert "prompt_logprobs" not in config.to_wire()["capabilities"]
 
 
@@ -217,7 +217,7 @@ def test_the_sample_takes_the_tokenizer_of_a_name_that_is_a_model(tmp_path: Path
 
 
 def test_dynamo_run_is_the_binary_by_that_name() -> None:
-    # A shell says by which name it was started.
+    # A shell prints the name by which it was started.
     words = [sys.executable, "-m", "genset.dynamo.run", "-c", "echo $0"]
     environment = {**os.environ, BINARY_VARIABLE: "/bin/sh"}
     ran = subprocess.run(words, cwd=Path(frontend.__file__).parents[1], env=environment, capture_output=True, text=True, check=False)
@@ -349,7 +349,7 @@ def test_a_migration_limit_that_moves_no_begun_answer_is_warned_of_once(caplog: 
         return sum("neither resume nor resume_as_prompt" in record.getMessage() for record in caplog.records)
 
     assert warned(2) == 1
-    # Nobody asked for a limit, for one, or for answers.
+    # No limit, a limit of 0, and an engine without answers to migrate.
     assert warned(None) == warned(0) == warned(2, inputs=("embed",)) == 0
     assert warned(2, resume=True) == warned(2, resume_as_prompt=True) == 0
 

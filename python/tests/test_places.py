@@ -1,4 +1,4 @@
-"""How many requests a handler is given at once, without the native module."""
+"""The number of requests that a handler is given at once, without the native module."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from genset._places import Places
 
 
 class Canary(FakeCall):
-    """A request of the worker's own."""
+    """A canary of the worker."""
 
     headers = {PROBE_HEADER: "canary"}
 
 
 class Scene:
-    """A handler that gives an item when it is told to and ends when it is told to, and who is in it."""
+    """A handler that yields an item and ends on command, with the requests inside it."""
 
     def __init__(self, places: int, idle_timeout_s: float = 0.0) -> None:
         self.inside: list[str] = []
@@ -43,7 +43,7 @@ class Scene:
 
     def call(self, name: str, kind: type[FakeCall] = FakeCall, deadline_ms: int | None = None) -> FakeCall:
         call = kind(name)
-        # An answer each.
+        # One answer each.
         call.id, call.deadline_ms = len(self._items) + 1, cast(None, deadline_ms)
         self._items[name] = asyncio.Queue()
         self._answering.on_call(cast(Any, call))
@@ -55,7 +55,7 @@ class Scene:
         await self.settle()
 
     async def settle(self) -> None:
-        """Until nothing goes on that waits for nothing."""
+        """Runs the loop until only blocked tasks remain."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -77,7 +77,7 @@ def test_a_canary_that_finds_all_places_taken_is_refused() -> None:
         await scene.settle()
         assert refused.error()["kind"] == "overloaded"
         assert (scene.inside, scene.most) == (["a", "b"], 2)
-        # Nobody waits for what was stopped.
+        # Nobody waits for a stopped request.
         scene.stop()
         scene.call("after", Canary)
         await scene.settle()
@@ -125,7 +125,7 @@ def test_a_full_handler_that_gives_nothing_is_probed_once_its_requests_must_have
         scene.call("a", deadline_ms=600_000)
         await scene.settle()
         assert await is_refused()
-        # Others come after it, and are as silent.
+        # More requests arrive, and are as silent.
         now_s += limit_s - 1
         scene.stop()
         scene.call("b", deadline_ms=600_000)
@@ -133,7 +133,7 @@ def test_a_full_handler_that_gives_nothing_is_probed_once_its_requests_must_have
         assert await is_refused()
         now_s += 1
         assert not await is_refused()
-        # One item, and all is well again.
+        # One item, and the handler counts as alive again.
         await scene.tell("b", "item")
         assert await is_refused()
 

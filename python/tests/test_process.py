@@ -1,4 +1,4 @@
-"""The process of an engine, with a worker's side that is not the real worker's."""
+"""An engine's process, with a stub for the worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORPHAN = str(Path(__file__).parent / "orphan_engine.py")
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists that is no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def assert_ends(pid: int) -> None:
 
 
 def pids_of_killed_worker(*command: str, lines: int) -> dict[str, int]:
-    """Starts a worker with an engine, reads what they print, and kills the worker with SIGKILL."""
+    """Starts a worker with an engine, reads the ids they print, and kills the worker with SIGKILL."""
     worker = subprocess.Popen(
         [sys.executable, STUB, *command],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -72,7 +72,7 @@ def test_an_engine_whose_loop_is_blocked_ends_too_with_what_it_started() -> None
 def test_an_engine_that_holds_the_gil_ends_too() -> None:
     pids = pids_of_killed_worker(GRIP, lines=2)
     assert_ends(pids["engine"])
-    # The watchdog ends with the group it killed.
+    # The watchdog ends together with the group it killed.
     assert_ends(pids["watchdog"])
 
 
@@ -139,7 +139,7 @@ def test_an_engine_that_has_only_a_name_needs_files_for_tokens(monkeypatch: pyte
 
 
 def events(count: int, **operation: Any) -> list[Any]:
-    """The first events that an engine published in a control operation."""
+    """The first `count` events that an engine published in a control operation."""
     worker = WorkerStub(EVENTS)
     worker.start()
     worker.request(2, "control", operation)
@@ -178,7 +178,7 @@ def test_cleanup_comes_after_the_last_request() -> None:
     worker.request(2, "generate", {"model": "m", "input": {"tokens": [1]}})
     while not came[2]:
         read()
-    # As the worker says it when a drain has taken too long: in one go.
+    # The worker sends these in one go when a drain has taken too long.
     head = {"endpoint": "cleanup", "instance": 0, "credit": 64, "id": "r-3"}
     cleanup = encode(Kind.REQUEST, 3, pack(head) + pack(None))
     worker.sock.sendall(encode(Kind.CANCEL, 2, pack({"reason": "shutdown"})) + cleanup)

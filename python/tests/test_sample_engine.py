@@ -1,4 +1,4 @@
-"""The sample engine, on its own: the shape of an engine's tests."""
+"""The sample engine alone: a model for an engine's tests."""
 
 from __future__ import annotations
 

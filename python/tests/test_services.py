@@ -1,4 +1,4 @@
-"""Declarations of services, their configuration and their manifests, without the native module."""
+"""Declarations of services, their configuration and manifests, without the native module."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, problem:
 def test_a_long_life_begins_when_a_service_has_started(
     tells: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each life is a long one here. The seventh stops the supervisor, where it comes to that.
+    # Every life counts as long here. The seventh, if there is one, stops the supervisor.
     (tmp_path / "dying.py").write_text(
         "import os, signal\nfrom pathlib import Path\nfrom genset._service import tell_started\n"
         f"if {tells}:\n    tell_started()\n"

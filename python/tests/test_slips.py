@@ -1,4 +1,4 @@
-"""What becomes of the mistakes of engines."""
+"""How the package reports mistakes in engines."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_slip_is_told_in_a_sentence_when_the_engine_starts(method: str, slip: 
 
 
 class Alike:
-    """No subclass, with the methods that are required."""
+    """An engine by its methods, without subclassing."""
 
     start, generate, cleanup = Right.start, Right.generate, Right.cleanup
 

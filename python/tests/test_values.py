@@ -1,4 +1,4 @@
-"""Plain data, as handlers and callers see it."""
+"""Plain data as handlers and callers see it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outer:
 
 
 def sent(value: Any) -> Any:
-    """The value at the other end."""
+    """The value as the other end receives it."""
     return decode(encode(value, "a request"))
 
 

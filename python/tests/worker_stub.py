@@ -1,4 +1,4 @@
-"""A worker's side of the protocol, as little as a test needs. Run as a program, it starts an engine and waits to be killed."""
+"""A minimal worker's side of the protocol, for tests. Run as a program, it starts an engine and waits to be killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELLO = {"version": 1, "min_version": 1, "max_frame_bytes": 16 << 20, "has_secre
 
 
 class WorkerStub:
-    """An engine's process, and the socket to it."""
+    """An engine's process with its socket."""
 
     def __init__(self, *command: str, stderr: int | None = None) -> None:
         ours, theirs = socket.socketpair()
@@ -49,7 +49,7 @@ class WorkerStub:
         self.requests([stream], endpoint, body)
 
     def requests(self, streams: Iterable[int], endpoint: str, body: Any, credit: int = 64) -> None:
-        """Asks on each stream, with one write: the engine sees them in one turn of its loop."""
+        """Sends a request on each stream in one write: the engine sees them in one turn of its loop."""
         head = {"endpoint": endpoint, "instance": 0, "credit": credit}
         frames = (encode(Kind.REQUEST, stream, pack({**head, "id": f"r-{stream}"}) + pack(body)) for stream in streams)
         self.sock.sendall(b"".join(frames))

@@ -1,4 +1,4 @@
-"""A worker of a model: `backend.py MODEL_PATH [NAME]`. Answers with the tokens after the prompt's last."""
+"""A model's worker: `backend.py MODEL_PATH [NAME]`. Answers with the tokens after the prompt's last."""
 
 import asyncio
 import sys

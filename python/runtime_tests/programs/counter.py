@@ -1,4 +1,4 @@
-"""A worker that counts: `{"to": N, "pause": S}` gives 0 to N-1."""
+"""A worker that counts: `{"to": N, "pause": S}` yields 0 to N-1."""
 
 import asyncio
 

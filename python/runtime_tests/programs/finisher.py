@@ -1,4 +1,4 @@
-"""Has something to end after its drain: `finisher.py engine|service|function MODEL_PATH`."""
+"""Has work to finish after its drain: `finisher.py engine|service|function MODEL_PATH`."""
 
 import asyncio
 import sys
@@ -14,7 +14,7 @@ from sample_engine import SampleEngine  # noqa: E402
 
 
 async def finish(runtime: Runtime):
-    # The drain is over, and this is not.
+    # The drain is over, but this is not.
     await runtime.shutdown()
     for _ in range(10):
         await asyncio.sleep(0)
