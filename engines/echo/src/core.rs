@@ -1,4 +1,4 @@
-//! Tokens in, the same tokens out.
+//! Echoes tokens.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use genset_backend_common::{
 
 use crate::{EchoArgs, ends, pause};
 
-/// Echoes the prompt's tokens, template and all. Stops where the prompt has an end-of-sequence token, unless the request
-/// ignores those, and at the prompt's end. Where it must not end yet (`ignore_eos`, `min_tokens`), the prompt begins again.
+/// Echoes the prompt's tokens, including the template. Stops at an end-of-sequence token in the prompt, unless the request
+/// ignores those, and at the prompt's end. If it must not end yet (`ignore_eos`, `min_tokens`), starts the prompt again.
 #[derive(Debug)]
 pub struct EchoCore {
     delay: Duration,
@@ -22,7 +22,7 @@ pub struct EchoCore {
 }
 
 impl EchoCore {
-    /// An engine for a model with this vocabulary and context.
+    /// Creates an engine for a model with this vocabulary and context.
     #[must_use]
     pub fn from_args(args: &EchoArgs, vocab_size: u32, context_length_tokens: u32) -> Self {
         Self {
@@ -34,8 +34,8 @@ impl EchoCore {
         }
     }
 
-    /// The same, but for `ignore_eos`: that shows the whole template, whose end-of-sequence tokens would end the answer, and the
-    /// prompt's end still ends it. So people read it once. An engine's contract has it go on to `max_tokens`.
+    /// Makes `ignore_eos` show the whole template once, for people: end-of-sequence tokens in the template do not end the answer, but the
+    /// prompt's end does. The engine contract would continue to `max_tokens`.
     #[must_use]
     pub fn once(self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Text in, the same text out.
+//! Echoes text.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::{EchoArgs, ends, pause};
 /// The most tokens (words) of prompt and answer together.
 const CONTEXT_LENGTH: u32 = 1 << 20;
 
-/// Echoes the prompt's text, or the last user message of a chat, word by word. A word with the space before it counts as
-/// a token. Where it must not end yet (`ignore_eos`, `min_tokens`), the text begins again.
+/// Echoes the prompt's text, or the last user message of a chat, word by word. A word with the space before it is one token.
+/// If it must not end yet (`ignore_eos`, `min_tokens`), starts the text again.
 #[derive(Debug)]
 pub struct EchoFull {
     delay: Duration,
@@ -22,7 +22,7 @@ pub struct EchoFull {
 }
 
 impl EchoFull {
-    /// An engine that is not started yet.
+    /// Creates an engine that is not started yet.
     #[must_use]
     pub fn from_args(args: &EchoArgs) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl LLMEngine for EchoFull {
         let room = room(prompt_tokens)?;
         let (stop, delay) = (request.stop, self.delay);
         let max_tokens = stop.max_tokens_within(room);
-        // So that the usage is right also when the request is cancelled: of text, nobody else counts the prompt.
+        // Reports usage even if the request is cancelled: for text, only the engine counts the prompt.
         let ctx = ctx.with_prompt_tokens(prompt_tokens);
         Ok(output::stream(ctx, move |out| async move {
             for (generated, word) in (0..).zip(words.iter().cycle()) {
@@ -86,7 +86,7 @@ impl LLMEngine for EchoFull {
     }
 }
 
-/// How many words the context leaves for the answer.
+/// The number of words that the context leaves for the answer.
 fn room(prompt_tokens: u32) -> Result<u32, EngineError> {
     match CONTEXT_LENGTH.saturating_sub(prompt_tokens) {
         0 => {
@@ -100,7 +100,7 @@ fn room(prompt_tokens: u32) -> Result<u32, EngineError> {
     }
 }
 
-/// Words, each with the white space before it; white space at the end is a word of its own.
+/// Words, each with the white space before it. Trailing white space is a word of its own.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -115,7 +115,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// As [`words`], owned, so that they may be held across an await.
+/// As [`words`], but owned, so that they may be held across an await.
 fn words_of(text: &str) -> Vec<String> {
     words(text).map(str::to_owned).collect()
 }

@@ -1,5 +1,5 @@
-//! Engines that answer with their prompt: [`EchoCore`] gives the prompt's tokens back, [`EchoFull`] takes text and chat
-//! messages and gives the prompt's text back. For trying out everything around an engine.
+//! Engines that answer with their prompt: [`EchoCore`] echoes the prompt's tokens, [`EchoFull`] takes text and chat
+//! messages and echoes their text. For trying out everything around an engine.
 
 mod core;
 mod full;
@@ -38,14 +38,14 @@ impl EchoArgs {
 }
 
 /// Whether an answer that repeats a prompt of `prompt_len` tokens ends before token number `generated`: at the prompt's end,
-/// unless the least number of tokens is not there yet.
+/// unless `min_tokens` is not reached yet.
 fn ends(stop: &StopConditions, prompt_len: usize, generated: u32) -> bool {
     let place = usize::try_from(generated).unwrap_or(usize::MAX);
     let is_at_end = place > 0 && place.is_multiple_of(prompt_len);
     is_at_end && generated >= stop.min_tokens
 }
 
-/// Waits before a token; not at all for a zero delay, which even a timer that is due would cost.
+/// Waits before a token. A zero delay does not wait at all, since even an expired timer has a cost.
 async fn pause(delay: Duration) {
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;

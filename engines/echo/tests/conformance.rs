@@ -1,4 +1,4 @@
-//! Both engines keep the contract, the one in tokens and the other in text: all of the conformance kit, one test a check.
+//! Both engines keep the contract, with tokens and with text: the whole conformance kit, one test per check.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,7 +9,7 @@
 use genset_conformance::{Report, Scenario, SkipReason, Verdict};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
 
-/// A token takes a while, so that an answer can be cancelled on the way.
+/// Tokens take a while, so that an answer can be cancelled before its end.
 const ARGS: EchoArgs = EchoArgs {
     token_echo_delay_ms: 1,
 };
@@ -41,7 +41,7 @@ fn skipped(report: &Report, wanted: SkipReason) -> Vec<&str> {
     checks.map(|check| check.id.as_str()).collect()
 }
 
-/// A check that does not apply passes in the suite, so one that stopped to apply would go unseen.
+/// A check that does not apply passes in the suite, so a check that no longer applies would go unnoticed.
 #[test]
 fn an_engine_of_text_is_excused_only_from_what_is_about_tokens() {
     let report = genset_conformance::run_conformance(|_: &Scenario| full());
