@@ -1,4 +1,4 @@
-//! The sample engine keeps the contract: all of the conformance kit, one test a check.
+//! The sample engine keeps the contract: the whole conformance kit, one test per check.
 
 use genset_conformance::{Scenario, suite};
 use genset_engine_sample::{SampleArgs, SampleEngine};

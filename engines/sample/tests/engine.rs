@@ -1,4 +1,4 @@
-//! What the sample engine does, on its own.
+//! Tests the sample engine alone.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ async fn started(token_delay_ms: u64) -> SampleEngine {
     engine
 }
 
-/// The tokens of an answer and why it ended.
+/// The tokens of an answer and its finish reason.
 async fn answer(engine: &SampleEngine, request: GenerateRequest) -> (Vec<u32>, FinishReason) {
     let mut outputs = engine
         .generate(request, RequestContext::new("r"))
