@@ -1,4 +1,4 @@
-//! [`Core`]: the engine thread's loop. Place, plan, compute, choose; between steps, requests come and go.
+//! [`Core`]: the engine thread's loop. It places, plans, computes and chooses; between steps, requests come and go.
 
 use std::collections::VecDeque;
 
@@ -15,13 +15,13 @@ use tokio::sync::{mpsc, oneshot};
 use crate::request::{Active, Chosen};
 use crate::slots::{Eviction, Row, Sequence, Slots, first_ready};
 
-/// What the engine thread is told.
+/// A command to the engine thread.
 pub(crate) enum Command {
-    /// A request comes.
+    /// Adds a request.
     Add(Box<Sequence<Active>>),
-    /// Forget what idle cells hold, and say when it is done.
+    /// Forgets what idle cells hold, and notifies the sender when done.
     ClearPrefixCache(oneshot::Sender<()>),
-    /// End every request and the thread.
+    /// Ends every request and the thread.
     Stop,
 }
 
@@ -31,24 +31,24 @@ pub(crate) struct Core<'model> {
     batch: LlamaBatch<'static>,
     slots: Slots<Active>,
     waiting: VecDeque<Sequence<Active>>,
-    /// Tokens of a step, one for each slot at least.
+    /// The maximum number of tokens in a step, at least one per slot.
     max_batch: usize,
-    /// A row, which is overwritten where a token is chosen from it.
+    /// A row of logits; choosing a token overwrites it.
     logits: Vec<f32>,
     load: LoadPublisher,
     health: HealthReporter,
 }
 
-/// What the loop does next.
+/// The loop's next action.
 enum Then {
     GoOn,
-    /// Nothing can be computed before a command comes, or a reader.
+    /// Nothing can be computed before a command or a reader arrives.
     Wait,
     End,
 }
 
 impl<'model> Core<'model> {
-    /// `context` has cells for all of `slots`, and a batch of `max_batch` tokens.
+    /// Creates the state. `context` has cells for all `slots`, and a batch of `max_batch` tokens.
     pub(crate) fn new(
         context: LlamaContext<'model>,
         slots: Slots<Active>,
@@ -68,10 +68,10 @@ impl<'model> Core<'model> {
         }
     }
 
-    /// Computes one token that nobody asked for, in a slot that holds nothing, which says whether the model can.
+    /// Computes one token in an empty slot, to find out whether the model can.
     ///
     /// # Errors
-    /// `Internal`: it cannot.
+    /// `Internal` if it cannot.
     pub(crate) fn probe(&mut self, slot: usize) -> Result<(), EngineError> {
         let cannot = || EngineError::internal("llama.cpp computes no token of the model");
         self.batch.clear();
@@ -83,7 +83,7 @@ impl<'model> Core<'model> {
         Ok(())
     }
 
-    /// Serves until it is told to stop, nobody can tell it anything any more, or the model computes no more.
+    /// Serves until a stop command, until all senders are dropped, or until the model fails for good.
     pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>, runtime: &Handle) {
         let mut then = Then::Wait;
         loop {
@@ -106,7 +106,7 @@ impl<'model> Core<'model> {
         self.end_all();
     }
 
-    /// Waits for a command, or for a reader that was behind or has left.
+    /// Waits for a command, or for a reader that catches up or leaves.
     fn wait(&mut self, commands: &mut mpsc::Receiver<Command>, runtime: &Handle) -> Then {
         self.publish_load();
         match self.next_command(commands, runtime) {
@@ -115,7 +115,7 @@ impl<'model> Core<'model> {
         }
     }
 
-    /// The next command; `None` where a reader was first, before the wait or in it.
+    /// The next command; `None` if a reader was first, before or during the wait.
     fn next_command(
         &self,
         commands: &mut mpsc::Receiver<Command>,
@@ -151,7 +151,7 @@ impl<'model> Core<'model> {
                         self.clear(slot);
                     }
                 }
-                // Who asked may have left.
+                // The receiver may be gone.
                 let _ = done.send(());
             }
             Command::Stop => return Then::End,
@@ -206,8 +206,8 @@ impl<'model> Core<'model> {
         }
     }
 
-    /// Leaves the first `common` tokens of `source` in the cells of `slot`, and nothing else. Fewer are left where a model's memory can
-    /// not be cut there.
+    /// Leaves only the first `common` tokens of `source` in the cells of `slot`. Leaves none if the model's memory cannot be cut
+    /// there.
     fn reuse(&mut self, source: usize, slot: usize, common: usize) -> usize {
         if source != slot || common == 0 {
             self.clear(slot);
@@ -221,7 +221,7 @@ impl<'model> Core<'model> {
         } else {
             self.context.copy_kv_cache_seq(from, to, None, end)
         };
-        // What a recurrent layer remembers, it remembers of the whole sequence.
+        // A recurrent layer's state covers the whole sequence.
         let is_whole = self.context.kv_cache_seq_pos_min(to) == 0
             && usize::try_from(self.context.kv_cache_seq_pos_max(to)).ok() == Some(common - 1);
         if cut.is_ok() && is_whole {
@@ -232,12 +232,12 @@ impl<'model> Core<'model> {
     }
 
     fn clear(&mut self, slot: usize) {
-        // All of a sequence can always be removed.
+        // Removing a whole sequence always works.
         let _ = self.context.kv_cache_seq_rm(number(slot), None, None);
         self.slots.forget(slot);
     }
 
-    /// What is computed next, and cells for it. A sequence whose reader is behind is left out.
+    /// The rows to compute next, once there are cells for them. Skips sequences whose reader is behind.
     fn plan(&mut self) -> Vec<Row> {
         loop {
             let rows = self.slots.plan(self.max_batch, is_ready);
@@ -255,7 +255,7 @@ impl<'model> Core<'model> {
         }
     }
 
-    /// Computes these rows. Returns where in the batch the logits are of those that choose a token.
+    /// Computes these rows. Returns, for each row that chooses a token, the place of its logits in the batch.
     fn compute(&mut self, rows: &[Row]) -> Result<Vec<Option<i32>>, EngineError> {
         let cannot = || EngineError::internal("llama.cpp failed to compute a step");
         self.batch.clear();
@@ -279,7 +279,7 @@ impl<'model> Core<'model> {
         Ok(ends)
     }
 
-    /// Chooses a slot's next token from the logits at `place`, and has its reader find it.
+    /// Chooses a slot's next token from the logits at `place`, and sends it to the reader.
     fn choose(&mut self, slot: usize, place: i32) {
         self.logits.clear();
         let row = self.context.get_logits_ith(place);
@@ -289,7 +289,7 @@ impl<'model> Core<'model> {
         };
         match request.choose(&mut self.logits) {
             Ok(Chosen::Token(token, chunk)) => {
-                // There is room; one whose reader has left is left out of the next step.
+                // There is room. If the reader has left, the next step skips the sequence.
                 let _ = request.sink.try_send(chunk);
                 let slot = &mut self.slots.all[slot];
                 slot.tokens.push(token);
@@ -302,7 +302,7 @@ impl<'model> Core<'model> {
             }
             Err(error) => {
                 tracing::error!(%error, "a request failed in sampling");
-                // What made the logits wrong may be in its cells.
+                // The cells may contain the cause of the wrong logits.
                 self.slots.release(slot);
                 self.clear(slot);
                 request.sink.fail(error);
@@ -310,7 +310,7 @@ impl<'model> Core<'model> {
         }
     }
 
-    /// Fails the requests of a step that was not computed. Their keys and values are not to be trusted.
+    /// Fails the requests of a step that was not computed. Their keys and values cannot be trusted.
     fn fail_step(&mut self, rows: &[Row], error: &EngineError) -> Then {
         tracing::error!(%error, sequences = rows.len(), "a step was not computed");
         for row in rows {
@@ -322,7 +322,7 @@ impl<'model> Core<'model> {
                 request.sink.fail(EngineError::internal(problem));
             }
         }
-        // One step may fail by a request's fault, but not one of a token that nobody asked for.
+        // A request may make one step fail, but a probe token that still fails means that the model cannot compute.
         match rows.first().map(|row| self.probe(row.slot)) {
             None | Some(Ok(())) => Then::GoOn,
             Some(Err(error)) => {
@@ -354,12 +354,12 @@ impl<'model> Core<'model> {
     }
 }
 
-/// Whether the request's reader takes a token: otherwise none is computed.
+/// Whether the request's reader has room for a token; otherwise none is computed.
 fn is_ready(request: &Active) -> bool {
     !request.sink.is_full()
 }
 
-/// A command that has come, where the loop goes on. What comes behind a stop stays where it is, to be ended with all others.
+/// A waiting command, if the loop continues. Commands behind a stop stay in the channel, to be ended with all others.
 fn come(then: &Then, commands: &mut mpsc::Receiver<Command>) -> Option<Command> {
     match then {
         Then::GoOn => commands.try_recv().ok(),
@@ -367,7 +367,7 @@ fn come(then: &Then, commands: &mut mpsc::Receiver<Command>) -> Option<Command> 
     }
 }
 
-/// As llama.cpp counts tokens, places and sequences: none reaches 2^31.
+/// Converts to llama.cpp's type for tokens, places and sequences: none reaches 2^31.
 fn number(value: impl TryInto<i32>) -> i32 {
     value.try_into().unwrap_or(i32::MAX)
 }

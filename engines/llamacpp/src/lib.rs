@@ -1,7 +1,7 @@
-//! llama.cpp as a Genset engine: [`LlamaCppEngine`] loads a GGUF file with llama.cpp's library, and has it compute.
+//! llama.cpp as a Genset engine: [`LlamaCppEngine`] loads a GGUF file with llama.cpp's library, and computes with it.
 //!
-//! llama.cpp loads, keeps keys and values, and computes logits. What is computed when is decided here (`slots`, `core`), and tokens are
-//! chosen by Genset's own sampler and grammars (`request`). Not a server, and not the launcher of llama-server: tokens in, tokens
+//! llama.cpp loads the model, keeps keys and values, and computes logits. This crate schedules (`slots`, `core`), and Genset's own
+//! sampler and grammars choose tokens (`request`). It is neither a server nor the launcher of llama-server: tokens in, tokens
 //! out. `src/main.rs` makes a worker of it.
 
 mod core;
@@ -32,7 +32,7 @@ use request::Active;
 use slots::Sequence;
 use thread::EngineThread;
 
-/// Grammars compiled at once: each may take a second of a core that the model needs too.
+/// The most concurrent grammar compilations: each may take a second of a core that the model needs too.
 const COMPILING: usize = 2;
 
 /// What the engine is built from, and the flags of its worker.
@@ -66,21 +66,21 @@ pub struct LlamaCppArgs {
 pub struct LlamaCppEngine {
     args: LlamaCppArgs,
     state: EngineState<Serving>,
-    /// Beside the state, since a start that was dropped leaves a thread to wait for too.
+    /// Separate from the state, since a dropped start also leaves a thread to wait for.
     thread: Mutex<Option<EngineThread>>,
 }
 
-/// What the engine knows of its thread once it serves.
+/// What the engine knows of its thread while it serves.
 struct Serving {
     commands: mpsc::Sender<Command>,
     config: EngineConfig,
-    /// What grammars are compiled with; `None` for a vocabulary that cannot guide.
+    /// Compiles grammars; `None` if the vocabulary cannot guide.
     guides: Option<Arc<GuideFactory>>,
     compiling: Arc<Semaphore>,
 }
 
 impl LlamaCppEngine {
-    /// An engine that is not started yet.
+    /// Creates an engine that is not started yet.
     #[must_use]
     pub fn from_args(args: &LlamaCppArgs) -> Self {
         Self {
@@ -162,7 +162,7 @@ impl Serving {
         let sampler = sampler.with_ends(guide.as_ref().map_or(&[][..], Guide::ends));
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
         let (sink, outputs) = output::channel(ctx.with_prompt_tokens(prompt_tokens));
-        // A grammar of no text at all.
+        // The grammar allows only the empty text.
         if guide.as_ref().is_some_and(Guide::is_finished) {
             sink.finish(Finish::stop());
             return Ok(outputs);
@@ -184,7 +184,7 @@ impl Serving {
         Ok(outputs)
     }
 
-    /// Compiles a request's grammar where it holds up nobody.
+    /// Compiles a request's grammar without blocking other requests.
     async fn guide(&self, request: &GenerateRequest) -> Result<Option<Guide>, EngineError> {
         if request.guided.is_none() {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Loads a GGUF file with llama.cpp, and makes of it what the engine declares.
+//! Loads a GGUF file with llama.cpp, and derives what the engine declares.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, OnceLock};
@@ -17,24 +17,24 @@ use llama_cpp_2::{LogOptions, send_logs_to_tracing};
 
 use crate::LlamaCppArgs;
 
-/// The most log probabilities a request may ask for.
+/// The most log probabilities that a request may ask for.
 const MAX_LOGPROBS: u32 = 20;
 
-/// What llama.cpp is compiled for (`LLAMA_MAX_SEQ`).
+/// The limit that llama.cpp is compiled with (`LLAMA_MAX_SEQ`).
 const MAX_SLOTS: u32 = 256;
 
-/// Tokens whose keys and values are kept where nothing else is said: a few GiB with a model of 8 billion parameters.
+/// The default number of tokens whose keys and values are kept: a few GiB for a model of 8 billion parameters.
 const DEFAULT_CELLS: u32 = 32_768;
 
-/// Tokens that llama.cpp computes at once, of those of a step: memory for intermediate results is made for so many.
+/// The number of a step's tokens that llama.cpp computes at once. It allocates intermediate results for this many.
 const MICRO_BATCH: u32 = 512;
 
-/// `LLAMA_FLASH_ATTN_TYPE_AUTO` and `_DISABLED`. On a CPU it adds values up in 16 bits, and in another order in each batch: answers beside
-/// others, and answers that go on elsewhere, would be others.
+/// `LLAMA_FLASH_ATTN_TYPE_AUTO` and `_DISABLED`. On a CPU, flash attention adds values up in 16 bits, in an order that depends on the
+/// batch: answers would change with other requests in the batch, and after a migration.
 const AUTO: i32 = -1;
 const OFF: i32 = 0;
 
-/// What a start brought.
+/// The result of a start.
 pub(crate) struct Loaded {
     pub(crate) config: EngineConfig,
     pub(crate) guides: Option<Arc<GuideFactory>>,
@@ -43,7 +43,7 @@ pub(crate) struct Loaded {
 /// The flags, checked against the model.
 pub(crate) struct Settings {
     pub(crate) slots: usize,
-    /// Tokens of a step.
+    /// Tokens per step.
     pub(crate) batch: usize,
     /// Tokens whose keys and values are kept.
     pub(crate) cells: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Settings {
     params: LlamaContextParams,
 }
 
-/// llama.cpp, which a process has once.
+/// llama.cpp, initialized once per process.
 fn backend() -> Result<&'static LlamaBackend, EngineError> {
     static BACKEND: OnceLock<Option<LlamaBackend>> = OnceLock::new();
     let init = || {
@@ -63,7 +63,7 @@ fn backend() -> Result<&'static LlamaBackend, EngineError> {
     { BACKEND.get_or_init(init).as_ref() }.ok_or_else(|| EngineError::internal(taken))
 }
 
-/// Loads the model's weights. Blocks for as long as it takes, or until `was_given_up`.
+/// Loads the model's weights. Blocks until they are loaded, or until `was_given_up`.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the flag.
@@ -89,7 +89,7 @@ pub(crate) fn load(
         let hint = "its own words stand in the log before this";
         failed(format!("llama.cpp cannot load {shown}: {error}; {hint}"))
     })?;
-    // llama.cpp says -1 for those without.
+    // llama.cpp returns -1 for models without one.
     if model.decode_start_token().0 >= 0 {
         let problem = format!("{shown} has an encoder beside its decoder, which is not supported");
         return Err(failed(problem));
@@ -99,7 +99,7 @@ pub(crate) fn load(
     Ok((model, settings))
 }
 
-/// Checks the flags against a model that was trained on so many tokens.
+/// Checks the flags against the model's training context.
 fn settings(
     args: &LlamaCppArgs,
     trained_on: u32,
@@ -148,10 +148,10 @@ fn settings(
         .with_n_ubatch(batch.min(MICRO_BATCH))
         .with_n_threads(threads)
         .with_n_threads_batch(threads)
-        // One memory for all sequences, in which they may share cells.
+        // One memory for all sequences, which may share cells.
         .with_kv_unified(true)
         .with_flash_attention_policy(flash_attention)
-        // A prefix can be cut only where all of it is there.
+        // A prefix can be cut only if all of it is in memory.
         .with_swa_full(true);
     let wide = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
     Ok(Settings {
@@ -163,7 +163,7 @@ fn settings(
     })
 }
 
-/// Makes room for keys and values, and for a step.
+/// Allocates the keys and values, and the batch.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the flag.
@@ -181,7 +181,7 @@ pub(crate) fn context<'model>(
     })
 }
 
-/// What the engine declares, and what it compiles grammars with.
+/// What the engine declares, and the compiler of its grammars.
 pub(crate) fn loaded(
     args: &LlamaCppArgs,
     start: &StartContext,
@@ -205,12 +205,12 @@ pub(crate) fn loaded(
     Loaded { config, guides }
 }
 
-/// What llama.cpp and Genset's sampler can do together. Whatever is missing here, the Worker refuses by name.
+/// What llama.cpp and Genset's sampler support together. The Worker refuses everything else by name.
 fn capabilities(can_guide: bool) -> Capabilities {
     let mut can = Capabilities::tokens()
         .with_resume()
         .with_sampling(Sampler::OPTIONS)
-        // A row is computed by another kernel where it is alone.
+        // A row that is alone in a batch is computed by another kernel.
         .with_deviations([Deviation::BatchVariant]);
     can.max_logprobs = Some(MAX_LOGPROBS);
     if can_guide {
@@ -219,7 +219,7 @@ fn capabilities(can_guide: bool) -> Capabilities {
     can
 }
 
-/// The bytes of each token are those that llama.cpp makes of it.
+/// Makes the compiler of grammars from llama.cpp's bytes of each token.
 fn guides(model: &LlamaModel) -> Result<GuideFactory, VocabularyError> {
     let vocab = model.vocab();
     let mut vocabulary = Vocabulary::unused(usize::try_from(model.n_vocab()).unwrap_or(0));

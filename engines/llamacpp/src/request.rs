@@ -1,11 +1,11 @@
-//! [`Active`]: what the engine thread keeps of a request beside its tokens, and how it chooses the next one.
+//! [`Active`]: the engine thread's state of a request beside its tokens; chooses the next token.
 
 use genset_backend_common::output::{Finish, TokenChunk, TokenSink};
 use genset_backend_common::{EngineError, StopConditions, TokenId};
 use genset_sampling::Sampler;
 use genset_sampling::guided::Guide;
 
-/// A request in the engine.
+/// A request in progress.
 pub(crate) struct Active {
     pub(crate) sink: TokenSink,
     pub(crate) sampler: Sampler,
@@ -13,19 +13,19 @@ pub(crate) struct Active {
     pub(crate) stop: StopConditions,
     /// At least 1; prompt and answer together fit the context.
     pub(crate) max_tokens: u32,
-    /// Tokens of the prompt whose cells were reused; `None` before it was computed for the first time.
+    /// The number of prompt tokens whose cells were reused; `None` before the first computation.
     pub(crate) cached_tokens: Option<u32>,
 }
 
-/// What a row of logits led to.
+/// The result of a row of logits.
 pub(crate) enum Chosen {
-    /// The answer goes on with this token.
+    /// The answer continues with this token.
     Token(TokenId, TokenChunk),
     End(Finish),
 }
 
 impl Active {
-    /// Chooses the next token. `logits` are overwritten.
+    /// Chooses the next token. Overwrites `logits`.
     pub(crate) fn choose(&mut self, logits: &mut [f32]) -> Result<Chosen, EngineError> {
         let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
         let sampled = self.sampler.sample(logits, mask.as_ref())?;
@@ -49,7 +49,7 @@ impl Active {
         Ok(Chosen::Token(token, chunk))
     }
 
-    /// Ends the request; its reader is told of the tokens that were reused.
+    /// Ends the request, and reports the number of reused tokens to its reader.
     pub(crate) fn finish(self, finish: Finish) {
         let cached_tokens = self.cached_tokens.unwrap_or(0);
         self.sink.finish(finish.with_cached_tokens(cached_tokens));

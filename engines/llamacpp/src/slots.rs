@@ -1,20 +1,20 @@
-//! [`Slots`]: who is computed in which of llama.cpp's sequences, what its cells hold, and what the next step computes.
+//! [`Slots`]: which request runs in which of llama.cpp's sequences, what the cells of each hold, and what the next step computes.
 //!
-//! Only decisions: the engine thread ([`core`](crate::core)) does with llama.cpp's memory what is decided here. A sequence that ended
-//! leaves its cells filled until they are wanted, and a new one begins with the longest prefix that any sequence has in its cells.
+//! This module only decides; the engine thread ([`core`](crate::core)) applies the decisions to llama.cpp's memory. A sequence that
+//! ended leaves its cells filled until they are needed. A new one begins with the longest prefix that any sequence has in its cells.
 //!
-//! Cells that several sequences share are counted for each of them, so what is counted as free is free.
+//! Cells that several sequences share are counted for each of them, so a cell that counts as free is free.
 
 use std::collections::VecDeque;
 
 use genset_backend_common::TokenId;
 
-/// Tokens on their way through the engine, and whose they are.
+/// A request's tokens on their way through the engine.
 #[derive(Debug)]
 pub(crate) struct Sequence<R> {
-    /// The prompt, and what was chosen after it. Never empty.
+    /// The prompt and the tokens chosen after it. Never empty.
     pub(crate) tokens: Vec<TokenId>,
-    /// Whose cells it may share.
+    /// Cells are shared only between sequences with the same salt.
     pub(crate) salt: Option<String>,
     pub(crate) request: R,
 }
@@ -23,16 +23,16 @@ pub(crate) struct Sequence<R> {
 #[derive(Debug)]
 pub(crate) struct Slot<R> {
     pub(crate) tokens: Vec<TokenId>,
-    /// The first so many tokens are in cells.
+    /// The number of leading tokens that are in cells.
     pub(crate) computed: usize,
     salt: Option<String>,
-    /// While it is computed; else what its cells hold may be reused.
+    /// The request in progress; `None` if the cells only wait for reuse.
     pub(crate) request: Option<R>,
-    /// When it was given its request, or left by it. 0 while it holds nothing.
+    /// When the slot got its request, or lost it. 0 while it holds nothing.
     since: u64,
 }
 
-/// All of llama.cpp's sequences. A number of one is its place here.
+/// All of llama.cpp's sequences. A sequence's number is its index here.
 #[derive(Debug)]
 pub(crate) struct Slots<R> {
     pub(crate) all: Vec<Slot<R>>,
@@ -40,33 +40,33 @@ pub(crate) struct Slots<R> {
     clock: u64,
 }
 
-/// Where a new sequence goes.
+/// The place for a new sequence.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) slot: usize,
-    /// The slot whose cells it begins with; it may be its own.
+    /// The slot whose cells it begins with; may be its own.
     pub(crate) source: usize,
-    /// So many tokens of them.
+    /// The number of tokens in common.
     pub(crate) common: usize,
 }
 
-/// What a step computes of a slot: the tokens behind those that are computed.
+/// What a step computes of a slot: the first tokens that are not computed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) slot: usize,
     pub(crate) tokens: usize,
 }
 
-/// What makes room.
+/// A slot that must give up its cells.
 #[derive(Debug)]
 pub(crate) enum Eviction<R> {
-    /// Nobody was computed in this slot; its cells are to be cleared.
+    /// This slot had no request; its cells must be cleared.
     Idle(usize),
-    /// This slot's sequence is to wait and to be computed again; its cells are to be cleared.
+    /// This slot's sequence must wait and be computed again; its cells must be cleared.
     Preempted(usize, Box<Sequence<R>>),
 }
 
-/// The first of those that wait that `is_ready` says. One that was preempted while its reader was behind has no use for a place yet.
+/// The index of the first waiting sequence that is ready. One that was preempted while its reader was behind needs no place yet.
 pub(crate) fn first_ready<R>(
     waiting: &VecDeque<Sequence<R>>,
     is_ready: impl Fn(&R) -> bool,
@@ -95,13 +95,13 @@ impl<R> Slots<R> {
         self.all.iter().filter(|slot| slot.request.is_some())
     }
 
-    /// Where a sequence of these tokens goes; `None` where it has to wait.
+    /// The place for a sequence of these tokens; `None` if it has to wait.
     pub(crate) fn place(&self, tokens: &[TokenId], salt: Option<&str>) -> Option<Place> {
         let held: usize = self.running().map(|slot| slot.tokens.len()).sum();
         if held > 0 && held + tokens.len() >= self.cells {
             return None;
         }
-        // The last token is computed in any case: what comes after it is asked for.
+        // The last token is always computed: its logits are needed.
         let most = tokens.len().saturating_sub(1);
         let common = |slot: &Slot<R>| {
             let computed = &slot.tokens[..slot.computed];
@@ -114,7 +114,7 @@ impl<R> Slots<R> {
             .max_by_key(|(_, common)| *common)
             .unwrap_or((0, 0));
         let is_idle = |place: &usize| self.all[*place].request.is_none();
-        // One whose cells are all of use goes on; others stay for those that share more with them.
+        // A slot whose cells are all shared continues in place. Other cells stay, for sequences that share more with them.
         let slot = if is_idle(&source) && common > 0 && common == self.all[source].computed {
             source
         } else {
@@ -128,8 +128,8 @@ impl<R> Slots<R> {
         })
     }
 
-    /// Which of those that wait `is_ready` says; `None` where the first of these has a place, so that there is something to compute. Each is
-    /// asked about once: its reader may catch up at any moment, and must be waited for or seen.
+    /// Which waiting sequences are ready; `None` if the first ready one has a place, so that there is something to compute. Calls
+    /// `is_ready` once per sequence: a reader may catch up at any moment, and must be either waited for or seen.
     pub(crate) fn readiness(
         &self,
         waiting: &VecDeque<Sequence<R>>,
@@ -143,7 +143,7 @@ impl<R> Slots<R> {
         place.is_none().then_some(ready)
     }
 
-    /// Gives a slot, whose cells hold the first `computed` tokens, its sequence.
+    /// Puts a sequence into a slot whose cells hold its first `computed` tokens.
     pub(crate) fn fill(&mut self, slot: usize, computed: usize, sequence: Sequence<R>) {
         self.clock += 1;
         self.all[slot] = Slot {
@@ -155,7 +155,7 @@ impl<R> Slots<R> {
         };
     }
 
-    /// Ends a slot's request. What is in its cells stays for others.
+    /// Ends a slot's request. Its cells stay for reuse.
     pub(crate) fn release(&mut self, slot: usize) -> Option<R> {
         self.clock += 1;
         let slot = &mut self.all[slot];
@@ -174,8 +174,8 @@ impl<R> Slots<R> {
         }
     }
 
-    /// What a step of at most `most` tokens computes of the slots that `is_ready` says: each gets its share, and what it leaves goes to
-    /// the others, so a token after another waits for no prompt, and a short prompt for no long one. `most` is one token a slot at least.
+    /// Plans a step of at most `most` tokens for the slots that are ready. Each gets an equal share, and unused shares go to the others: a
+    /// decoding slot waits for no prompt, and a short prompt for no long one. `most` is at least one token per slot.
     pub(crate) fn plan(&self, most: usize, is_ready: impl Fn(&R) -> bool) -> Vec<Row> {
         let pending = |slot: usize| self.all[slot].tokens.len() - self.all[slot].computed;
         let is_ready = |slot: &usize| self.all[*slot].request.as_ref().is_some_and(&is_ready);
@@ -191,15 +191,15 @@ impl<R> Slots<R> {
         ready.into_iter().map(row).collect()
     }
 
-    /// Whether there are free cells for these rows.
+    /// Whether there are enough free cells for these rows.
     pub(crate) fn has_room(&self, rows: &[Row]) -> bool {
         let held: usize = self.all.iter().map(|slot| slot.computed).sum();
         let wanted: usize = rows.iter().map(|row| row.tokens).sum();
         held + wanted <= self.cells
     }
 
-    /// Gives cells up: those that were idle for longest, else those of a sequence that is not ready, else of the youngest one, but never
-    /// of the last one, which has room.
+    /// Evicts the slot that was idle for longest, else one whose sequence is not ready, else the youngest. Never evicts the only running
+    /// sequence, which has room.
     pub(crate) fn evict(&mut self, is_ready: impl Fn(&R) -> bool) -> Option<Eviction<R>> {
         let is_idle = |slot: &usize| self.all[*slot].request.is_none();
         let idle = (0..self.all.len()).filter(|slot| is_idle(slot) && self.all[*slot].computed > 0);
@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Has slots compute these sequences, and ends those that `ended` says.
+    /// Computes these sequences in slots, and ends those in `ended`.
     fn slots(cells: usize, computed: &[&[TokenId]], ended: &[usize]) -> Slots<&'static str> {
         let mut slots = Slots::new(3, cells);
         for (slot, tokens) in computed.iter().enumerate() {
@@ -262,7 +262,7 @@ mod tests {
         };
         assert_eq!(place(&[1, 2, 3, 5], None), of(0, 3));
         assert_eq!(place(&[1, 2, 9, 9, 9], None), of(1, 3));
-        // The last token of a prompt is computed in any case.
+        // The last token of a prompt is always computed.
         assert_eq!(place(&[1, 2, 3, 4], None), of(0, 3));
         assert_eq!(place(&[1, 2, 3, 4], Some("another")).unwrap().common, 0);
     }
@@ -332,7 +332,7 @@ mod tests {
         };
         assert_eq!(preempted.tokens, [7, 8, 9]);
         assert!(slots.evict(|_| true).is_none());
-        // It comes back when there is room for it beside the others.
+        // It gets a place again once there is room beside the others.
         assert!(slots.place(&[7; 6], None).is_none());
         assert!(slots.place(&[7; 5], None).is_some());
     }

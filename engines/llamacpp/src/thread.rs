@@ -1,5 +1,5 @@
-//! [`EngineThread`]: the thread that loads a model and then serves it. A thread of its own, for loading takes minutes and computing
-//! never ends. It ends when it is told to, when the engine is dropped, when its start was given up, or when the model fails for good.
+//! [`EngineThread`]: the thread that loads a model and then serves it. It is dedicated, since loading takes minutes and serving never
+//! ends. It ends on a stop command, when the engine is dropped, when its start is dropped, or when the model fails for good.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::core::{Command, Core};
 use crate::load::{self, Loaded, Settings};
 use crate::slots::Slots;
 
-/// Commands that may wait while a step is computed; senders of more wait.
+/// The most queued commands while a step is computed; further senders wait.
 const COMMANDS: usize = 256;
 
-/// How the thread is talked with, and what it loaded; or why it cannot.
+/// The thread's command channel and what it loaded, or the error of its start.
 type Ready = Result<(mpsc::Sender<Command>, Loaded), EngineError>;
 
-/// The thread, to be waited for.
+/// A handle to the thread, for waiting.
 pub(crate) struct EngineThread(JoinHandle<()>);
 
 impl EngineThread {
-    /// Starts the thread. The receiver brings what it serves, or why it cannot; dropping it gives the start up.
+    /// Starts the thread. The receiver yields what it serves, or its error; dropping the receiver cancels the start.
     ///
     /// # Errors
-    /// The system has no thread to give.
+    /// The system could not create a thread.
     pub(crate) fn spawn(
         args: LlamaCppArgs,
         start: StartContext,
@@ -53,9 +53,9 @@ impl EngineThread {
     /// Waits until the thread has ended.
     ///
     /// # Errors
-    /// The runtime ends before.
+    /// The runtime ended before the thread.
     pub(crate) async fn ended(self) -> Result<(), EngineError> {
-        // Its panics are caught inside.
+        // The thread catches its own panics.
         let joined = spawn_blocking(move || drop(self.0.join())).await;
         joined.map_err(|error| EngineError::internal("the thread is left").with_source(error))
     }
@@ -73,7 +73,7 @@ fn serve(
         move || ready.upgrade().is_none_or(|ready| ready.is_closed())
     };
     let answer = |answer: Ready| {
-        // Whoever waited may have left.
+        // The receiver may be gone.
         Arc::into_inner(ready).is_some_and(|ready| ready.send(answer).is_ok())
     };
     let (model, settings) = match load::load(args, start, was_given_up) {

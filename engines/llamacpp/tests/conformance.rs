@@ -1,5 +1,5 @@
-//! The program keeps the contract, as a worker runs it, in a process of its own: all of the conformance kit, on the GGUF file of tiny-chat,
-//! whose weights are quantized, and on those of a Llama and a Qwen3 with random weights in f32. `cargo xtask engines-test` makes these models and runs this.
+//! The program keeps the contract as a worker runs it, in a separate process: the whole conformance kit, on the quantized GGUF file of
+//! tiny-chat, and on those of a Llama and a Qwen3 with random f32 weights. `cargo xtask engines-test` makes these models and runs this.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokenizers::Tokenizer;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
-/// All models here have the tokenizer of tiny-chat.
+/// Tests one model. All models here have the tokenizer of tiny-chat.
 fn conforms(model: &Path) {
     let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json"));
     let tokenizer = tokenizer.expect("the tokenizer of tiny-chat");
@@ -20,7 +20,7 @@ fn conforms(model: &Path) {
     });
     let model = model.to_str().expect("UTF-8");
     let program = SubprocessConfig::new(env!("CARGO_BIN_EXE_genset-llamacpp"));
-    // Two threads on two cores that others want, too, wait for each other at each product of matrices.
+    // On two busy cores, two threads would wait for each other at each matrix product.
     let program = program.with_args([model, "--threads", "1"]);
     let process = SupervisedProcess::new(program);
     let subject = move |_: &Scenario| process.subject().with_text(Arc::clone(&text));
