@@ -1,7 +1,7 @@
-//! mistral.rs as a Genset engine: [`MistralRsEngine`] loads a checkout or a GGUF file with it, and has it compute.
+//! mistral.rs as a Genset engine: [`MistralRsEngine`] loads a checkout or a GGUF file with it, and computes with it.
 //!
-//! mistral.rs schedules, batches, and keeps keys and values. What it streams is text without token ids, so the tokens are chosen
-//! where its API shows logits: in a logits processor, by Genset's own sampler and grammars (`sequence`). Not a
+//! mistral.rs schedules, batches, and keeps keys and values. It streams text without token ids, so the tokens are chosen
+//! where its API shows logits: in a logits processor, by Genset's own sampler and grammars (`sequence`). It is not a
 //! server: tokens in, tokens out. `src/main.rs` makes a worker of it.
 
 mod load;
@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 
 use sequence::{Sequence, State};
 
-/// Grammars compiled at once: each may take a second of a core that the model needs too.
+/// The most concurrent grammar compilations: each may take a second of a core that the model needs too.
 const COMPILING: usize = 2;
 
 /// What the engine is built from, and the flags of its worker.
@@ -50,21 +50,21 @@ pub struct MistralRsEngine {
 
 /// What `start` builds.
 struct Model {
-    /// Its drop ends the thread that computes.
+    /// Dropping it ends the thread that computes.
     runner: Arc<MistralRs>,
-    /// What grammars are compiled with; `None` for a tokenizer that cannot guide.
+    /// Compiles grammars; `None` if the tokenizer cannot guide.
     guides: Option<Arc<GuideFactory>>,
-    /// Grammars that may be compiled at once.
+    /// Permits for concurrent grammar compilations.
     compiling: Arc<Semaphore>,
-    /// Sequences that mistral.rs may have at once.
+    /// Permits for concurrent sequences in mistral.rs.
     places: Arc<Semaphore>,
-    /// Logits of a row.
+    /// The number of logits in a row.
     vocab_size: usize,
     context_length: u32,
 }
 
 impl MistralRsEngine {
-    /// An engine that is not started yet.
+    /// Creates an engine that is not started yet.
     #[must_use]
     pub fn from_args(args: &MistralRsArgs) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl MistralRsEngine {
 }
 
 impl Model {
-    /// What mistral.rs and Genset's sampler can do together. Whatever is missing here, the Worker refuses by name.
+    /// What mistral.rs and Genset's sampler support together. The Worker refuses everything else by name.
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::tokens()
             .with_resume()
@@ -158,8 +158,8 @@ impl LLMEngine for MistralRsEngine {
     ) -> Result<OutputStream, EngineError> {
         let model = self.model.get()?;
         let sequence = model.sequence(request).await?;
-        // A stream that outlives the engine keeps nothing of it: it holds the door to it, not the engine. One whose thread is dead
-        // is started again here.
+        // A stream that outlives the engine holds only this sender, not the engine. `get_sender` also restarts a dead engine
+        // thread.
         let requests = model.runner.get_sender(None).map_err(|error| {
             EngineError::new(ErrorKind::Unavailable, "mistral.rs cannot serve").with_source(error)
         })?;
@@ -180,7 +180,7 @@ impl LLMEngine for MistralRsEngine {
     }
 }
 
-/// Runs what takes long where it holds up nobody. A panic becomes an error.
+/// Runs long work on a blocking thread. A panic becomes an error.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, EngineError> {

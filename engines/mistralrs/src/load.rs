@@ -1,4 +1,4 @@
-//! Loads a model with mistral.rs, and asks it for what its API does not tell: how many logits a row has.
+//! Loads a model with mistral.rs, and finds out what its API does not tell: the number of logits in a row.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::sequence::asked;
 use crate::{COMPILING, MistralRsArgs, Model};
 
-/// Blocks for as long as it takes.
+/// Loads the model. Blocks until it is loaded.
 pub(crate) fn load(args: &MistralRsArgs) -> Result<Model, EngineError> {
     let failed = |problem: String| EngineError::invalid_argument("MODEL", problem);
     let model = args.model.canonicalize();
     let model = model.map_err(|error| failed(format!("{}: {error}", args.model.display())))?;
     let dtype: Result<ModelDType, _> = args.dtype.parse();
     let dtype = dtype.map_err(|error| EngineError::invalid_argument("--dtype", error))?;
-    // Of its own: mistral.rs looks at the runtime that it is called in.
+    // A runtime of its own: mistral.rs inspects the runtime that it is called in.
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime
         .map_err(|error| EngineError::internal("no runtime to load in").with_source(error))?;
@@ -51,13 +51,13 @@ pub(crate) fn load(args: &MistralRsArgs) -> Result<Model, EngineError> {
         let places = if is_on_cpu { 1 } else { args.max_num_seqs };
         let build = || {
             MistralRsBuilder::new(Arc::clone(&pipeline), scheduler.clone(), false, None)
-                // Its prefix cache knows no `cache_salt`, which keeps tenants apart.
+                // Its prefix cache does not know `cache_salt`, which separates tenants.
                 .with_no_prefix_cache(true)
-                // What ends a sequence is for its request to say.
+                // The request decides what ends a sequence.
                 .with_disable_eos_stop(true)
                 .build()
         };
-        // It panics where its new thread has a lock that it only tries, about once in 500 starts.
+        // It panics, about once in 500 starts, if its new thread holds a lock that it only tries.
         let runner = match spawn(build()).await {
             Ok(runner) => runner,
             Err(_) => build().await,

@@ -1,10 +1,10 @@
-//! [`Sequence`]: one request, shared by the stream that a client reads and the thread of mistral.rs that computes.
+//! [`Sequence`]: one request, shared by the stream that a client reads and the computing thread of mistral.rs.
 //!
-//! In each step mistral.rs shows the sequence's logits to a [`Chooser`], which chooses the token, puts it into the stream, and gives
-//! back logits of which the greedy sampler of mistral.rs can only take that token. Whatever mistral.rs streams is thrown away.
+//! In each step mistral.rs shows the sequence's logits to a [`Chooser`]. It chooses the token, puts it into the stream, and returns
+//! logits of which the greedy sampler of mistral.rs can only take that token. The text that mistral.rs streams is discarded.
 //!
-//! mistral.rs has two ways to end a sequence early, and one of them (an error of a processor) loses the tokens of its neighbours. The other is
-//! that nobody listens: so a sequence ends, by its end or its client's, when its receiver is dropped.
+//! mistral.rs has two ways to end a sequence early. An error of a processor loses the tokens of the sequence's neighbours. So this engine
+//! uses the other: at its own end or its client's, a sequence drops its receiver.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Tokens that wait for a reader. A sequence whose reader is further behind gives its place up, and is computed again from its tokens
-/// when the reader is back.
+/// The most tokens that wait for a reader. If its reader is further behind, a sequence gives up its place. It is computed again from its
+/// tokens when the reader is back.
 const AHEAD_TOKENS: usize = 32;
 
-/// What mistral.rs says before the next step makes room: one chunk a step, or an error.
+/// Capacity for what mistral.rs sends before the next step makes room: one chunk per step, or an error.
 const RESPONSES: usize = 8;
 
 enum Item {
@@ -32,19 +32,19 @@ enum Item {
     End(Result<Finish, EngineError>),
 }
 
-/// A request under way.
+/// A request in progress.
 pub(crate) struct Sequence(Arc<Mutex<State>>);
 
 pub(crate) struct State {
-    /// The prompt and what was chosen.
+    /// The prompt and the chosen tokens.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) sampler: Sampler,
     pub(crate) guide: Option<Guide>,
     pub(crate) stop: StopConditions,
     pub(crate) max_tokens: u32,
-    /// While mistral.rs is to go on.
+    /// Present while mistral.rs must continue.
     pub(crate) responses: Option<Receiver<Response>>,
-    /// It gave its place up, and nothing was lost.
+    /// The sequence gave up its place; no token was lost.
     pub(crate) is_parked: bool,
 }
 
@@ -53,10 +53,10 @@ impl Sequence {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Has mistral.rs compute the answer, and writes it.
+    /// Lets mistral.rs compute the answer, and writes it.
     ///
     /// # Cancel safety
-    /// Dropped, it frees its place at mistral.rs within a step.
+    /// If dropped, it frees its place in mistral.rs within a step.
     pub(crate) async fn run(
         self,
         id: usize,
@@ -64,7 +64,7 @@ impl Sequence {
         requests: &Sender<Request>,
         out: &OutputWriter,
     ) -> Result<Finish, EngineError> {
-        // A grammar of no text at all.
+        // The grammar allows only the empty text.
         if self.0.lock().guide.as_ref().is_some_and(Guide::is_finished) {
             return Ok(Finish::stop());
         }
@@ -86,7 +86,7 @@ impl Sequence {
         }
     }
 
-    /// What mistral.rs is asked for: all that is left of the answer.
+    /// The request to mistral.rs for the rest of the answer.
     fn ask(&self, id: usize, place: OwnedSemaphorePermit) -> (Request, Receiver<Item>) {
         let (sender, items) = channel(AHEAD_TOKENS);
         let (responses, receiver) = channel(RESPONSES);
@@ -110,7 +110,7 @@ impl Drop for Sequence {
     }
 }
 
-/// A request to mistral.rs for at most `max_tokens` greedy tokens of what `chooser` makes of the logits.
+/// A request to mistral.rs for at most `max_tokens` greedy tokens of the logits that `chooser` returns.
 pub(crate) fn asked(
     id: usize,
     tokens: Vec<TokenId>,
@@ -131,12 +131,12 @@ pub(crate) fn asked(
     }))
 }
 
-/// Chooses the tokens of a sequence, on the thread of mistral.rs.
+/// Chooses a sequence's tokens, on the thread of mistral.rs.
 struct Chooser {
     state: Arc<Mutex<State>>,
-    /// Ends when mistral.rs drops the sequence, whatever the reason.
+    /// Dropped when mistral.rs drops the sequence, for whatever reason.
     items: Sender<Item>,
-    /// Given back at the same time.
+    /// Released at the same time.
     _place: OwnedSemaphorePermit,
 }
 
@@ -144,7 +144,7 @@ impl CustomLogitsProcessor for Chooser {
     fn apply(&self, logits: &Tensor, _: &[TokenId]) -> mistralrs::Result<Tensor> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        // What is chosen for a sequence that is over, nobody sees.
+        // Nobody sees what is chosen for a sequence that has ended.
         let over = Ok(logits.clone());
         let Some(responses) = &mut state.responses else {
             return over;
@@ -177,7 +177,7 @@ fn only(token: Option<&TokenId>, vocab_size: usize) -> mistralrs::Result<Tensor>
 }
 
 impl State {
-    /// Chooses the next token; what its reader is told.
+    /// Chooses the next token, and returns the item for the reader.
     fn next(&mut self, mut row: Vec<f32>) -> Result<Item, EngineError> {
         let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
         let sampled = self.sampler.sample(&mut row, mask.as_ref())?;
@@ -202,7 +202,7 @@ impl State {
         Ok(Item::Token(chunk))
     }
 
-    /// Why mistral.rs dropped the sequence before its end.
+    /// The reason why mistral.rs dropped the sequence before its end.
     fn failure(&mut self, requests: &Sender<Request>) -> EngineError {
         let mut responses = self.responses.take();
         let last = std::iter::from_fn(|| responses.as_mut()?.try_recv().ok()).last();

@@ -1,4 +1,4 @@
-//! The program keeps the contract, as a worker runs it, in a process of its own: all of the conformance kit, on a checkout and on a GGUF
+//! The program keeps the contract as a worker runs it, in a separate process: the whole conformance kit, on a checkout and on a GGUF
 //! file of tiny-chat, and on a Qwen3 with random weights. `cargo xtask engines-test` makes that model and runs this.
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use tokenizers::Tokenizer;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
-/// All models here have the tokenizer of tiny-chat.
+/// Tests one model. All models here have the tokenizer of tiny-chat.
 fn conforms(model: &Path) {
     let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json"));
     let tokenizer = tokenizer.expect("the tokenizer of tiny-chat");
