@@ -1,23 +1,23 @@
-//! What discovery gives: lease files, and the records in them or in etcd.
+//! Data from discovery: lease files, and the records in them or in etcd.
 
 use bytes::Bytes;
 use genset_runtime::discovery::{Entry, InstanceRecord};
 
 use crate::input::split_at_byte;
 
-/// The file of a lease.
+/// A lease file.
 pub fn lease_file(file: &[u8]) {
     let entries = genset_runtime::fuzzing::lease_entries(file).unwrap_or_default();
     let bytes: usize = entries.iter().map(|entry| entry.value.len()).sum();
     assert!(bytes <= file.len());
 }
 
-/// A key, NUL, and a record: it is left out, or it is the record of that very key and survives the way back.
+/// A key, NUL, and a record. The record is skipped, or it belongs to that key and survives a round trip.
 pub fn discovery_record(input: &[u8]) {
     let (key, value) = split_at_byte(input, 0);
     let key = String::from_utf8_lossy(key).into_owned();
     let value = Bytes::copy_from_slice(value);
-    // What its own key would be, so that the body is reached without guessing it.
+    // Also tries the record's own key, so that the body is reached without guessing the key.
     let own_key = serde_json::from_slice::<InstanceRecord>(&value).map(|record| record.key());
     for key in [Some(key), own_key.ok()].into_iter().flatten() {
         let entry = Entry {

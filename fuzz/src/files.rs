@@ -1,4 +1,4 @@
-//! Files of operators.
+//! Operators' files.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! An input taken apart: what to do with it, and the text that it is done to.
+//! Splits an input: what to do, and the text to do it to.
 
-/// The first byte, and what follows; 0 of nothing.
+/// The first byte, and the rest; 0 for an empty input.
 pub(crate) fn first(input: &[u8]) -> (u8, &[u8]) {
     match input.split_first() {
         Some((first, rest)) => (*first, rest),
@@ -8,13 +8,13 @@ pub(crate) fn first(input: &[u8]) -> (u8, &[u8]) {
     }
 }
 
-/// The lengths of the pieces, and what is cut: the first byte says how many lengths follow.
+/// The lengths of the pieces, and the data to cut. The first byte is the number of lengths.
 pub(crate) fn cuts(input: &[u8]) -> (&[u8], &[u8]) {
     let (count, rest) = first(input);
     rest.split_at(usize::from(count).min(rest.len()))
 }
 
-/// The text before the first byte `at`, and what follows it; all of it if there is none.
+/// The text before the first byte `at`, and the bytes after it; all of it if there is none.
 pub(crate) fn split_at_byte(input: &[u8], at: u8) -> (&[u8], &[u8]) {
     match input.iter().position(|byte| *byte == at) {
         Some(place) => (&input[..place], &input[place + 1..]),
@@ -35,7 +35,7 @@ pub(crate) fn pieces<'a>(whole: &'a [u8], lengths: &[u8]) -> Vec<&'a [u8]> {
     pieces
 }
 
-/// Pieces of about these lengths, in bytes: no character is cut.
+/// Pieces of about these lengths, in bytes, without cutting characters.
 pub(crate) fn text_pieces<'a>(whole: &'a str, lengths: &[u8]) -> Vec<&'a str> {
     let mut rest = whole;
     let mut pieces = Vec::with_capacity(lengths.len() + 1);

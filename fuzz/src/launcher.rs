@@ -1,10 +1,10 @@
-//! What launched servers answer.
+//! Responses of launched servers.
 
 use genset_engine_launcher::fuzzing::{events, repeated_metrics};
 
 use crate::input::{cuts, pieces};
 
-/// Lengths of pieces, and a stream of server-sent events: the same events in any pieces.
+/// Lengths of pieces, and a stream of server-sent events: any pieces yield the same events.
 pub fn sse(input: &[u8]) {
     let (lengths, body) = cuts(input);
     let whole = events(&[body]);
@@ -13,7 +13,7 @@ pub fn sse(input: &[u8]) {
     assert_eq!(events(&bytes), whole);
 }
 
-/// A server's metrics: each line that is shown of them is a whole one, and what is shown is what would be shown of itself.
+/// A server's metrics: every shown line is complete, and showing the output again yields the same.
 pub fn metrics(input: &[u8]) {
     let shown = repeated_metrics(&String::from_utf8_lossy(input)).unwrap();
     let (lines, end) = shown.split_at(shown.len() - "# EOF\n".len());

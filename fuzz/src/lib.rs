@@ -1,9 +1,9 @@
-//! What is fuzzed: parsers that read what is not trusted, a function each. [`TARGETS`] lists them.
+//! The fuzzed functions: parsers of untrusted input, one function each. [`TARGETS`] lists them.
 //!
-//! A [`Target`] takes any bytes and returns, whatever they are; a panic is a finding. Where there is a law to keep (the
-//! same result however a text is cut, what is written is read again), the function asserts it. `cargo xtask fuzz` calls
-//! the targets through `fuzz/libfuzzer`, a workspace of its own, since libFuzzer and instrumented code are nothing that the
-//! other crates need. What it finds stays in `fuzz/corpus`, and this crate's tests replay it. The crate ships nowhere.
+//! A [`Target`] takes any bytes and returns; a panic is a finding. If there is a law to keep (the same result
+//! however a text is cut, a round trip through writing and reading), the function asserts it. `cargo xtask fuzz` calls
+//! the targets through `fuzz/libfuzzer`, a separate workspace, since the other crates need neither libFuzzer nor
+//! instrumented code. Findings stay in `fuzz/corpus`, and this crate's tests replay them. The crate is not published.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -22,12 +22,12 @@ pub mod router;
 pub mod text;
 pub mod wire;
 
-/// A function that is fuzzed.
+/// A fuzzed function.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name: that of its binary in `fuzz/libfuzzer/src/bin` and of its folder in `fuzz/corpus`.
+    /// The name of its binary in `fuzz/libfuzzer/src/bin` and of its folder in `fuzz/corpus`.
     pub name: &'static str,
-    /// Takes an input. It panics if something is wrong with the code, never because of the input.
+    /// Runs on an input. It panics if the code is wrong, never because of the input.
     pub run: fn(&[u8]),
 }
 

@@ -1,4 +1,4 @@
-//! Answers of models taken apart: the same in any pieces.
+//! Parsed answers of models: any pieces yield the same result.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn split(mut splitter: Splitter, pieces: &[&str]) -> Message {
         splitter.push(piece, |delta| message.add(delta));
     }
     splitter.finish(|delta| message.add(delta));
-    // Where the model gives no id, it is a random one.
+    // If the model gives no id, it is random.
     for call in &mut message.tool_calls {
         if call.id.starts_with("call_") {
             call.id.clear();
@@ -72,14 +72,14 @@ pub fn tool_parser(input: &[u8]) {
     });
 }
 
-/// The numbers of two dialects, lengths of pieces, and an answer with thoughts, and tool calls behind them.
+/// The numbers of two dialects, lengths of pieces, and an answer with reasoning, followed by tool calls.
 pub fn reasoning_parser(input: &[u8]) {
     let (number, rest) = first(input);
     let (tool_number, rest) = first(rest);
     let all = ReasoningDialect::all();
     let dialect = all[usize::from(number) % all.len()];
     let prompt = [None, Some("<think>"), Some("</think>\n\n")][usize::from(tool_number % 3)];
-    // Half of them without tools.
+    // Half of the inputs have no tools.
     let tool_dialect = (tool_number < 128).then(|| tool_dialect(tool_number));
     let tools = tools();
     assert_same_in_pieces(rest, || {

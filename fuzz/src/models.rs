@@ -1,4 +1,4 @@
-//! A model's files, up to its weights.
+//! A model's files, except its weights.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::input::first;
 /// A valid file without tensors.
 const NO_TENSORS: &[u8] = b"\x02\0\0\0\0\0\0\0{}";
 
-/// As many as a small model has.
+/// The sizes of a small model.
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8,
     "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
     "vocab_size": 4, "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": true}"#;
@@ -25,7 +25,7 @@ fn write(folder: &Path, name: &str, content: &[u8]) {
     fs::write(folder.join(name), content).expect("temporary files can be written");
 }
 
-/// Opens a model, and says what it would take.
+/// Opens a model, and computes its memory needs.
 fn open(path: &Path) {
     if let Ok(model) = OpenModel::open(path) {
         drop(model.files(None));
@@ -33,7 +33,7 @@ fn open(path: &Path) {
     }
 }
 
-/// A GGUF file: its header, the configuration and the tokenizer that are made of its metadata.
+/// A GGUF file: its header, and the configuration and tokenizer made from its metadata.
 pub fn gguf(file: &[u8]) {
     let folder = folder();
     write(folder.path(), "model.gguf", file);

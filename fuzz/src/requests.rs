@@ -1,4 +1,4 @@
-//! Bodies of requests, of every API: read, or refused as the client's fault.
+//! Request bodies of every API: parsed, or refused as the client's fault.
 
 use genset_frontend::anthropic::MessagesRequest;
 use genset_frontend::openai::{
@@ -39,7 +39,7 @@ pub fn embeddings(body: &[u8]) {
     ));
 }
 
-/// `/v1/rerank` and `/v1/score`. What a good request is answered with has no more bytes than it is said to have.
+/// `/v1/rerank` and `/v1/score`. A valid request's response has no more bytes than estimated.
 pub fn scores(body: &[u8]) {
     let most = FrontendConfig::default().max_score_pairs;
     judged(ScoreRequest::parse(body, most));

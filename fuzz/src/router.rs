@@ -1,13 +1,13 @@
-//! What workers publish of their prefix caches, as the router's index takes it in.
+//! What workers publish of their prefix caches, as the router's index reads it.
 
 use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks};
 use genset_router::index::{IndexWriter, Lookup, index};
 
-/// The target whose blocks nobody but itself may touch.
+/// The target whose blocks only it may change.
 const HONEST: u32 = 9;
 
-/// Events, each a byte for its kind and target, one for its parent, one for its number of blocks, and a byte a block; from 128 on
-/// they are blocks of an honest worker. Whatever they are, the honest worker's entries stay, and all can be taken out again.
+/// Events: a byte for kind and target, one for the parent, one for the number of blocks, and one per block; from 128 on
+/// they are blocks of an honest worker. Whatever the events, the honest worker's entries stay, and all can be removed again.
 pub fn kv_events(mut input: &[u8]) {
     let (mut writer, reader) = index();
     let tokens: Vec<u32> = (0..128 * 16).collect();
@@ -24,7 +24,7 @@ pub fn kv_events(mut input: &[u8]) {
         input = rest;
         let blocks: Vec<BlockHash> = blocks.iter().copied().map(block).collect();
         let target = u32::from(kind >> 2 & 3);
-        // What is odd is refused; that is no finding.
+        // Refusing an invalid event is no finding.
         let _ = match kind & 3 {
             0 => writer.store(target, None, &blocks),
             1 => writer.store(target, Some(block(*parent)), &blocks),

@@ -1,4 +1,4 @@
-//! What makes tokens of text and text of tokens: a model's files, and texts of clients that meet them.
+//! Conversions between tokens and text: a model's files, and the clients' texts for them.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 
 use crate::input::{cuts, split_at_byte, text_pieces};
 
-/// Enough for any template that is not out to take time, and little enough to try many.
+/// Enough for any template that does not waste time on purpose, and little enough to try many.
 const FUEL: u64 = 20_000;
 const CACHE_BYTES: usize = 1 << 16;
 const TEXT: &str = "Hello, w\u{f6}rld! \u{1f98a}\u{200d} 12345\n<s> the  the e\u{301}";
 
-/// A text, NUL, and a `tokenizer.json`; without the NUL a text of ours.
+/// A text, NUL, and a `tokenizer.json`; without the NUL a fixed text.
 pub fn tokenizer(input: &[u8]) {
     let (text, file) = split_at_byte(input, 0);
     let text = String::from_utf8_lossy(text);
@@ -27,7 +27,7 @@ pub fn tokenizer(input: &[u8]) {
     let Ok(ids) = tokenizer.encode(text, false) else {
         return;
     };
-    // In parts, and from the cache too.
+    // In parts, and again from the cache.
     for _ in 0..2 {
         if let Ok(prompt) = tokenizer.encode_prompt(text, false, &EncodeLimits::NONE) {
             assert_eq!(prompt.ids, ids);
@@ -58,7 +58,7 @@ pub fn tokenizer_config(file: &[u8]) {
     }
 }
 
-/// A chat template: it renders a conversation with tools, or is refused, in bounded time and memory.
+/// A chat template: renders a conversation with tools, or is refused, in bounded time and memory.
 pub fn chat_template(source: &[u8]) {
     let source = String::from_utf8_lossy(source);
     let Ok(template) = ChatTemplate::try_new(&source, Some("<s>"), Some("</s>")) else {
@@ -88,7 +88,7 @@ pub fn chat_template(source: &[u8]) {
     }
 }
 
-/// Lengths of pieces, stop strings in lines, NUL, and a text: it is cut in the same place in any pieces.
+/// Lengths of pieces, stop strings in lines, NUL, and a text: any pieces yield the same cut.
 pub fn stop_strings(input: &[u8]) {
     let (lengths, rest) = cuts(input);
     let (stops, text) = split_at_byte(rest, 0);

@@ -1,4 +1,4 @@
-//! What a peer sends: frames, payloads, and the greeting.
+//! Data from a peer: frames, payloads, and the handshake.
 
 use bytes::{Bytes, BytesMut};
 use genset_backend_common::{GenerateRequest, Output};
@@ -11,7 +11,7 @@ use crate::input::{cuts, first, pieces};
 
 const LIMIT_BYTES: usize = 1 << 16;
 
-/// What came out of a decoder: frames, how it ended, and the bytes it still holds.
+/// A decoder's result: frames, how it ended, and the number of bytes it still holds.
 type Decoded = (Vec<Frame>, Result<(), FrameError>, usize);
 
 fn decode<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Decoded {
@@ -30,7 +30,7 @@ fn decode<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Decoded {
     (frames, Ok(()), decoder.buffered())
 }
 
-/// Lengths of pieces, and bytes: frames or a refusal, the same in any pieces, and what is written is read again.
+/// Lengths of pieces, and bytes: any pieces yield the same frames or refusal, and written frames are read again.
 pub fn frames(input: &[u8]) {
     let (lengths, bytes) = cuts(input);
     let whole = decode([bytes]);
@@ -47,7 +47,7 @@ pub fn frames(input: &[u8]) {
     assert!(ended.is_err() || encoded.len() + held == bytes.len());
 }
 
-/// What was understood is written, read again, and the same.
+/// Asserts that a decoded value survives writing and reading.
 macro_rules! round_trip {
     ($type:ty, $bytes:expr) => {
         if let Ok(value) = decode_payload::<$type>($bytes) {
@@ -59,7 +59,7 @@ macro_rules! round_trip {
     };
 }
 
-/// The number of a type, and a payload: a value that survives the way back, or a refusal.
+/// The number of a type, and a payload: a value that survives a round trip, or a refusal.
 pub fn payloads(input: &[u8]) {
     let (number, bytes) = first(input);
     match number % 9 {
@@ -82,7 +82,7 @@ fn request(bytes: &[u8]) {
     }
 }
 
-/// Which end we are and whether we have a secret, and what a stranger sends: nobody without the secret is let in.
+/// Our role, whether we have a secret, and a stranger's bytes: nobody without the secret is accepted.
 pub fn handshake(input: &[u8]) {
     let (flags, sent) = first(input);
     let (is_caller, has_secret) = (flags & 1 != 0, flags & 2 != 0);

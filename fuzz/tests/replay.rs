@@ -1,4 +1,4 @@
-//! The corpora in `fuzz/corpus`, through the targets: what fuzzing found once is not broken again.
+//! Replays the corpora in `fuzz/corpus` through the targets, so that old findings stay fixed.
 #![expect(clippy::unwrap_used, reason = "a test says what failed by panicking")]
 
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use genset_fuzz::TARGETS;
 
-/// Of one target. A corpus that is committed is for replay; a large one can be made again.
+/// The limit per target. A committed corpus is for replay; a large one can be generated again.
 const MAX_FILES: usize = 60;
 const MAX_BYTES: u64 = 200_000;
 
@@ -52,7 +52,7 @@ fn corpora_are_small() {
 
 #[test]
 fn no_input_of_a_corpus_makes_its_target_panic() {
-    // One thread a target: a slow one does not hold the others up.
+    // One thread per target: a slow one does not delay the others.
     std::thread::scope(|scope| {
         for target in TARGETS {
             let name = target.name.to_owned();
@@ -60,7 +60,7 @@ fn no_input_of_a_corpus_makes_its_target_panic() {
                 for entry in fs::read_dir(here("corpus").join(target.name)).unwrap() {
                     (target.run)(&fs::read(entry.unwrap().path()).unwrap());
                 }
-                // What no corpus needs a file for.
+                // The empty input needs no file in a corpus.
                 (target.run)(b"");
             };
             std::thread::Builder::new()

@@ -1,6 +1,6 @@
-//! The fuzz targets as programs of libFuzzer: a binary for each, which `cargo xtask fuzz` builds and runs.
+//! The fuzz targets as libFuzzer programs, one binary each, which `cargo xtask fuzz` builds and runs.
 //!
-//! Code under test may catch panics of libraries, which are no findings; so a panic ends the program only when it leaves
+//! Code under test may catch panics of libraries, which are not findings. So a panic ends the program only if it leaves
 //! the target.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
@@ -11,7 +11,7 @@ pub use libfuzzer_sys;
 
 static LATEST_PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// Notes panics instead of ending the program at each.
+/// Reports panics instead of aborting at each.
 pub fn note_panics() {
     set_hook(Box::new(|panic| {
         let mut latest = LATEST_PANIC.lock().unwrap_or_else(PoisonError::into_inner);
@@ -19,7 +19,7 @@ pub fn note_panics() {
     }));
 }
 
-/// Runs a target on an input, and aborts if it panics, which is what libFuzzer takes for a finding.
+/// Runs a target on an input, and aborts if it panics, which libFuzzer reports as a finding.
 pub fn run(target: fn(&[u8]), input: &[u8]) {
     if catch_unwind(AssertUnwindSafe(|| target(input))).is_err() {
         let latest = LATEST_PANIC.lock().unwrap_or_else(PoisonError::into_inner);
@@ -28,7 +28,7 @@ pub fn run(target: fn(&[u8]), input: &[u8]) {
     }
 }
 
-/// The body of a binary: libFuzzer around the function of a target.
+/// The body of a binary: libFuzzer around a target's function.
 #[macro_export]
 macro_rules! target {
     ($target:path) => {
