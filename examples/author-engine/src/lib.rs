@@ -1,5 +1,5 @@
-//! An engine author's crate: counts down from the prompt's last token, and shows how the conformance kit is used in
-//! `tests/conformance.rs`.
+//! An engine author's crate: counts down from the prompt's last token, and shows in `tests/conformance.rs` how to use the
+//! conformance kit.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use genset_backend_common::{
 const CONTEXT_LENGTH: u32 = 4096;
 const VOCAB_SIZE: u32 = 500;
 
-/// Counts down, a token a millisecond.
+/// Counts down, one token per millisecond.
 #[derive(Debug, Default)]
 pub struct Countdown {
     started: EngineState<()>,

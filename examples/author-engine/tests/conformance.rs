@@ -1,4 +1,4 @@
-//! The conformance kit in an author's crate: one test for everything, or one test a check.
+//! The conformance kit in an author's crate: one test for everything, or one test per check.
 
 use author_engine::Countdown;
 use genset_conformance::{Scenario, run_conformance};
@@ -8,8 +8,8 @@ fn is_conformant() {
     run_conformance(|_: &Scenario| Countdown::default()).assert_conformant();
 }
 
-/// It declares nothing but tokens and virtual time, and shows neither a load nor counters. What is skipped beyond this fails, and
-/// so would a check of anything that it once declared.
+/// The engine declares only tokens and virtual time, and reports neither load nor counters. A check that is skipped beyond this list
+/// fails, so a declaration that is lost later is noticed.
 mod each_check {
     genset_conformance::suite!(
         |_: &genset_conformance::Scenario| author_engine::Countdown::default(),

@@ -1,4 +1,4 @@
-//! The worker binary as an operator meets it: its flags, its status port, and SIGTERM.
+//! The worker binary as operators see it: its flags, its status port, and SIGTERM.
 
 #![allow(
     clippy::expect_used,
@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStderr, Command};
 
-/// After this long a test has failed.
+/// The time after which a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
@@ -55,7 +55,7 @@ impl Running {
         Self { child, log }
     }
 
-    /// Reads the log up to a line with `text`, and returns what follows it there.
+    /// Reads the log up to a line with `text`, and returns the rest of that line.
     async fn logged(&mut self, text: &str) -> String {
         loop {
             let line = soon(self.log.next_line()).await.expect("a pipe");
