@@ -1,7 +1,7 @@
-"""What the agents of all frameworks are asked: two tools, three talks, and what must come of them.
+"""The test case for all agent frameworks: two tools, three conversations, and the expected results.
 
-Not a test itself: `test_agents_*.py` each put one framework's official agent between a talk and a server of the built-in
-model that was started without a flag. `ai_sdk/agent.mjs` has the same tools in JavaScript.
+This is not a test itself. Each `test_agents_*.py` puts one framework's official agent between a conversation and a server of the
+built-in model that was started without flags. `ai_sdk/agent.mjs` has the same tools in JavaScript.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import pytest
 
 from genset_server import GensetServer
 
-# Nothing is told to anybody but the server.
+# Nothing is sent to any other host than the server.
 os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 
@@ -24,7 +24,7 @@ WEATHER = {"Paris": "sunny, 18 degrees", "Oslo": "rain, 11 degrees"}
 
 
 class Tools:
-    """The two tools of one talk, which write down how they were called. Frameworks read their schemas off the functions."""
+    """The two tools of one conversation, which record their calls. Frameworks read their schemas off the functions."""
 
     def __init__(self):
         self.calls = []
@@ -42,7 +42,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Talk:
-    """A question, the calls that it takes, in their order, and what the answer must contain."""
+    """A question, the expected calls in order, and what the answer must contain."""
 
     question: str
     calls: tuple
@@ -79,13 +79,13 @@ every_talk = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def base_url():
-    """Where the built-in model answers, on a server that was given no flag but its port."""
+    """The URL of the built-in model, on a server without flags except its port."""
     with GensetServer(out=None) as server:
         yield f"{server.url}/v1"
         assert server.stop() == 0, server.output
 
 
 async def soon(answer):
-    """Awaits the answer of an agent; one that hangs fails."""
+    """Awaits an agent's answer, with a timeout."""
     async with asyncio.timeout(TALK_SECONDS):
         return await answer

@@ -1,7 +1,7 @@
-"""What a real browser lets web pages do to a server on this machine: `cargo xtask test browser` runs it.
+"""What web pages in a real browser can do to a server on this machine: `cargo xtask test browser` runs it.
 
-It starts the real server (GENSET_BIN) and a headless Chromium, which opens pages of another port and of another name that means
-this machine, as a rebound one does. They must not make the model work, and read nothing; pages of a listed origin may.
+It starts the real server (GENSET_BIN) and a headless Chromium. The browser opens pages of another port, and of another name for
+this machine, as in DNS rebinding. Such pages must neither make the model work nor read anything; pages of an allowed origin may.
 """
 
 import html
@@ -43,7 +43,7 @@ const post = (type, mode) => ask("/v1/chat/completions", {method: "POST", mode, 
 
 
 class Pages(http.server.BaseHTTPRequestHandler):
-    """Serves the page; its path is the port of the server that it asks."""
+    """Serves the page; its path is the port of the server that it calls."""
 
     def do_GET(self) -> None:
         body = PAGE.replace("SERVER", self.path.strip("/")).encode()
@@ -58,7 +58,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
 
 def browse(url: str) -> str:
-    """What a browser shows at this address, when its scripts are done."""
+    """Returns what the page at this address shows when its scripts are done."""
     with tempfile.TemporaryDirectory() as profile:
         command = [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -71,7 +71,7 @@ def browse(url: str) -> str:
 
 
 def told(url: str) -> dict[str, str]:
-    """What the server told the page at this address."""
+    """Returns the server's responses to the page at this address."""
     out = re.search(r'<pre id="out">(.*?)</pre>', browse(url), re.DOTALL)
     return json.loads(html.unescape(out[1]))
 

@@ -1,4 +1,4 @@
-"""A running `genset run in=http` (GENSET_BIN), for the scripts that look at it with a browser."""
+"""A running `genset run in=http` (GENSET_BIN), for the scripts that use it with a browser."""
 
 import os
 import re
@@ -11,7 +11,7 @@ PATIENCE_S = 60
 
 
 class Server:
-    """It is started at once, and killed at the end of the `with` block where it was not stopped before."""
+    """It starts at once, and is killed at the end of the `with` block unless it was stopped before."""
 
     def __init__(self, *words: str) -> None:
         command = [GENSET, "run", "in=http", "--http-port", "0", *words]
@@ -32,13 +32,13 @@ class Server:
 
     @staticmethod
     def new_key() -> tuple[str, str]:
-        """An API key, and the lines for the file of keys."""
+        """Returns an API key, and its lines for the file of keys."""
         shown = subprocess.run([GENSET, "key", "browser"], capture_output=True, text=True, check=True).stdout
         _, key, _, lines = shown.split("\n\n", 3)
         return key, lines
 
     def given(self) -> int:
-        """The tokens that the model gave so far."""
+        """The number of tokens generated so far."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
             metrics = answer.read().decode()
         return int(re.search(r"^genset_http_completion_tokens_total (\d+)", metrics, re.MULTILINE)[1])

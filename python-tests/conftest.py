@@ -7,7 +7,7 @@ from openai import OpenAI
 
 from genset_server import GensetServer
 
-# The server is on this machine, whatever proxy the machine uses for the rest of the world.
+# The server is on this machine, so bypass any proxy.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 

@@ -1,4 +1,4 @@
-"""A Python engine that only embeds, for tests: an embedding counts the tokens of its input by their remainder."""
+"""A Python engine that only embeds, for tests: an embedding counts the input's tokens by remainder."""
 
 from __future__ import annotations
 

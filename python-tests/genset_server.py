@@ -1,4 +1,4 @@
-"""A real `genset` process for a test: started on a free port, stopped as an operator would stop it."""
+"""A real `genset` process for a test: started on a free port, and stopped as an operator would stop it."""
 
 import json
 import os
@@ -22,11 +22,11 @@ STOP_SECONDS = 30
 
 
 class GensetServer:
-    """Serves the engine `out`, or without one the built-in model, while the `with` block runs. `options` are further ones
-    of the command line.
+    """Serves the engine `out`, by default the built-in model, during the `with` block. `options` are further command-line
+    options.
 
-    Both output streams are read into `output`, so a full pipe never blocks the server and a failing test can show what
-    the server said.
+    Both output streams are read into `output`, so a full pipe never blocks the server, and a failing test can show its
+    output.
     """
 
     def __init__(self, *options, out="echo_core"):
@@ -82,7 +82,7 @@ class GensetServer:
         return "".join(self._lines)
 
     def requests_in_flight(self):
-        """The sum of the gauge over its labels, as `/metrics` has it now."""
+        """The sum of the gauge over its labels, from `/metrics`."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
             text = response.read().decode()
         values = [float(value) for value in METRIC.findall(text)]
@@ -102,13 +102,13 @@ class GensetServer:
             if self.url is None and (found := ADDRESS.search(line)):
                 self.url = found.group(1).rstrip("/")
                 self._started.set()
-        self._started.set()  # The output has ended: without an address there will be none.
+        self._started.set()  # The output has ended: no address will follow.
 
 
 def embedding_server(name, folder):
-    """A server whose one model, `name`, embeds; `folder` is an empty one for its files.
+    """A server with one embedding model, `name`; `folder` is an empty folder for its files.
 
-    They are tiny-chat's, with a config.json that says that embeddings may be cut.
+    They are tiny-chat's, with a config.json that allows truncated embeddings.
     """
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(MODEL / file, folder / file)

@@ -1,6 +1,6 @@
-"""A headless Chromium that does what people do: it opens pages, clicks, types and takes pictures.
+"""A headless Chromium that acts like a person: it opens pages, clicks, types and takes pictures.
 
-It speaks the DevTools protocol over a pipe, so it needs nothing but Python's own library and the browser.
+It speaks the DevTools protocol over a pipe, so it needs only Python's standard library and the browser.
 """
 
 import base64
@@ -19,16 +19,16 @@ PATIENCE_S = 120
 
 
 class Browser:
-    """A browser with one page. Whatever the page's console or its policy complains of is in `complaints`.
+    """A browser with one page. Errors of the page's console and violations of its policy are in `complaints`.
 
-    It is started at once, and killed at the end of the `with` block where it was not closed before.
+    It starts at once, and is killed at the end of the `with` block unless it was closed before.
     """
 
     def __init__(self) -> None:
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, self.requests = os.pipe()
         self.answers, from_browser = os.pipe()
-        # The browser reads from descriptor 3 and writes to 4, whatever numbers ours have.
+        # The browser reads from descriptor 3 and writes to 4, so ours are renumbered.
         high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 50) for each in (to_browser, from_browser)]
 
         def place() -> None:
@@ -80,7 +80,7 @@ class Browser:
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.complaints.append(params["entry"]["text"] + " " + params["entry"].get("url", ""))
         elif method == "Page.javascriptDialogOpening":
-            # Questions are answered with yes, by another thread than waits for answers.
+            # Confirms dialogs, on another thread than the one that waits for answers.
             self._send("Page.handleJavaScriptDialog", {"accept": True, "promptText": "renamed"})
 
     def _send(self, method: str, params: dict) -> int:
@@ -100,13 +100,13 @@ class Browser:
         raise AssertionError("the browser has ended")
 
     def run(self, script: str) -> object:
-        """The value of an expression in the page."""
+        """Evaluates an expression in the page."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True)
         assert "exceptionDetails" not in result, (script, result["exceptionDetails"])
         return result["result"].get("value")
 
     def until(self, script: str) -> object:
-        """The value of an expression once it is true."""
+        """Waits until an expression in the page is true, and returns its value."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             if value := self.run(script):
@@ -119,7 +119,7 @@ class Browser:
         self.until(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
 
     def click(self, selector: str, index: int = 0) -> None:
-        """Clicks in the middle of an element, with the mouse, where it is seen."""
+        """Clicks with the mouse in the middle of a visible element."""
         found = f"[...document.querySelectorAll({json.dumps(selector)})].at({index})"
         x, y = self.until(f"""(() => {{
             const found = {found};
@@ -142,7 +142,7 @@ class Browser:
             text = {}
 
     def look(self, width: int, height: int, is_dark: bool = False) -> None:
-        """What kind of screen it is."""
+        """Sets the screen size and color scheme."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         scheme = "dark" if is_dark else "light"
         features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}

@@ -1,7 +1,7 @@
-"""The official client's own test suite, from the source distribution of the version that is installed.
+"""The official client's own test suite, from the source distribution of the installed version.
 
-`openai_suite.toml` lists every test of FILES: those that must pass, those that must pass once `suite_values` has given them
-the values that they lack, and those left out, each with its reason.
+`openai_suite.toml` lists every test of FILES: those that must pass, those that must pass once `suite_values` has filled in
+missing values, and those left out, each with its reason.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESOURCES = "tests/api_resources"
-# Which server answers which files: the suite asks each for a model of its own.
+# The test files by model: the suite uses a different model for each group.
 FILES = {
     "gpt-6-astra": ["chat", "responses", "test_responses.py", "test_models.py"],
     "gpt-3.5-turbo-instruct": ["test_completions.py"],
@@ -40,7 +40,7 @@ def fetch(folder):
 
 
 def run(suite, files, url, folder):
-    """Runs the tests of `files` against the server at `url`: id to outcome, explanation, and whether values were filled in."""
+    """Runs the tests of `files` against the server at `url`. Returns by id: outcome, explanation, and whether values were filled in."""
     written, filled = folder / "outcomes.json", folder / "filled.json"
     command = [sys.executable, "-B", "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=line"]
     command += ["-p", "suite_outcomes", "--outcomes", str(written), "-p", "suite_values", "--filled", str(filled)]
@@ -53,7 +53,7 @@ def run(suite, files, url, folder):
 
 
 def listed():
-    """The tests that must pass as they are, those that must pass with values, and those left out with their reasons."""
+    """The tests that must pass unchanged, those that must pass with filled-in values, and those left out, with reasons."""
     suite = tomllib.loads((HERE / "openai_suite.toml").read_text())
     left_out = {}
     for group in suite["left_out"]:
@@ -67,6 +67,6 @@ def listed():
 
 
 def names(test):
-    """How the list may name a test: with its variant (`[strict]`), or without, for all variants."""
+    """The names that the list may use for a test: with its variant (`[strict]`), or without, for all variants."""
     short = test.removeprefix(f"{RESOURCES}/")
     return short, re.sub(r"\[[^]]*\]$", "", short)

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes which tests passed and which failed: `-p suite_outcomes --outcomes FILE`."""
+"""A pytest plugin that records which tests passed and failed: `-p suite_outcomes --outcomes FILE`."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""A pytest plugin that gives requests of the client's suite the values that they lack: `-p suite_values --filled FILE`.
+"""A pytest plugin that fills in values that requests of the client's suite lack: `-p suite_values --filled FILE`.
 
-The suite was made for a mock that answers anything: its tests create responses of no model from no input, and ask for
-responses that nobody made. Here such a request gets a model and an input, and the placeholder becomes the id of a response made
-for it. FILE then says which tests had a request changed. Everything else is sent as it is.
+The suite was made for a mock that answers anything: its tests create responses without a model or input, and retrieve
+responses that do not exist. Such a request gets a model and an input, and the placeholder becomes the id of a response made
+for it. FILE then lists the tests whose requests were changed. All other requests are sent unchanged.
 """
 
 import json
@@ -36,7 +36,7 @@ def pytest_configure(config):
 
 
 def fill(options):
-    """The request with what it lacks; sent again, it lacks nothing."""
+    """Returns the request with its missing values. Idempotent."""
     if options.method.lower() == "post" and options.url in CREATES:
         lacking = {name: value for name, value in LACKING.items() if name not in (options.json_data or {})}
         if lacking:

@@ -1,8 +1,8 @@
-"""What `transformers` makes of the corpus of chat templates in frontend/tests/templates.
+"""The output of `transformers` for the corpus of chat templates in frontend/tests/templates.
 
 `python python-tests/template_goldens.py` records it, with `transformers` of requirements.txt installed, into
-frontend/tests/templates/goldens; the frontend's own tests compare with that, and test_templates.py says whether it
-still holds.
+frontend/tests/templates/goldens. The frontend's own tests compare with that, and test_templates.py checks that it
+is up to date.
 """
 
 import datetime
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from unittest import mock
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It needs no model, and warns that it could run none.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It needs no model framework, and would warn that there is none.
 
 from jinja2.exceptions import TemplateError, TemplateRuntimeError, TemplateSyntaxError
 from tokenizers import Tokenizer
@@ -24,7 +24,7 @@ CORPUS = json.loads((FOLDER / "cases.json").read_text())
 TEMPLATES = CORPUS["templates"]
 CASES = CORPUS["cases"]
 
-# A template may ask for the date. While the goldens are made it is this one, and they say in which format it was asked.
+# A template may ask for the date. The goldens are made with this date, and record the requested format.
 DAY = datetime.datetime(2031, 3, 9, 17, 4, 5)
 FORMATS = ["%d %b %Y", "%B %d, %Y"]
 
@@ -40,7 +40,7 @@ def source(template):
 
 
 def apply(template, case):
-    """The prompt of a case, or the exception, as the reference implementation has it at this moment."""
+    """The prompt of a case, or the exception, from the reference implementation."""
     model = WordLevel({"[UNK]": 0}, unk_token="[UNK]")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **TEMPLATES[template])
     return tokenizer.apply_chat_template(
@@ -54,7 +54,7 @@ def apply(template, case):
 
 
 def outcome(template, case):
-    """One entry of a golden file: the prompt, what the template raised, or how it failed."""
+    """One entry of a golden file: the prompt, the error that the template raised, or another failure."""
     try:
         with mock.patch.object(chat_template_utils, "datetime", Clock):
             prompt = apply(template, case)

@@ -1,4 +1,4 @@
-"""The AI SDK's agent, in JavaScript: `ai_sdk/agent.mjs`, once for each talk."""
+"""The AI SDK's agent, in JavaScript: `ai_sdk/agent.mjs`, once per conversation."""
 
 import json
 import os

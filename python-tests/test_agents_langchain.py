@@ -7,7 +7,7 @@ from langchain_openai import ChatOpenAI
 
 from agent_case import MODEL, RESPONSES, TEXT_SECONDS, Tools, base_url, every_talk, soon  # noqa: F401
 
-# One loop for all: LangChain keeps its HTTP client, which is bound to the loop of its first request.
+# One loop for all tests: LangChain caches its HTTP client, which is bound to the loop of its first request.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -26,7 +26,7 @@ from agent_case import (  # noqa: F401
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-# The second is what an agent has that is only given a model's name.
+# The second is the default of an agent that gets only a model name.
 MODELS = {CHAT: OpenAIChatCompletionsModel, RESPONSES: OpenAIResponsesModel}
 set_tracing_disabled(True)
 
@@ -67,7 +67,7 @@ class Weather(BaseModel):
 
 @pytest.mark.parametrize("api", [CHAT, RESPONSES])
 async def test_agent_with_an_output_type(base_url, api):  # noqa: F811
-    """Its requests have tools and a format: the call comes in the model's own markup, and the answer as the format says."""
+    """Its requests have tools and a format: the call uses the model's own markup, and the answer follows the format."""
     tools = Tools()
     async with AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=TEXT_SECONDS) as client:
         agent = Agent(

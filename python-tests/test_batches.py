@@ -1,4 +1,4 @@
-"""The official client uploads files, lists and cancels batches, and gets every answer, also after a restart."""
+"""The official client uploads files, lists and cancels batches, and receives every answer, also after a restart."""
 
 import json
 import time
@@ -94,7 +94,7 @@ def test_files_are_listed_read_and_deleted(client):
     assert (file.object, file.filename, file.bytes, file.purpose) == ("file", "a.jsonl", len(lines(1)), "batch")
     assert client.files.retrieve(file.id) == file
     assert client.files.content(file.id).content == lines(1)
-    # Two pages of them.
+    # There are two pages.
     assert {listed.id for listed in client.files.list(limit=2)} == {file.id for file in files}
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):

@@ -1,4 +1,4 @@
-"""Embeddings through the official client, from an engine in Python that embeds, and from checkouts."""
+"""Embeddings through the official client, from a Python engine that embeds, and from checkouts."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def embedder(tmp_path_factory):
 
 
 def test_floats_and_base64_are_the_same_numbers(embedder):
-    # Without a format the client asks for base64 and decodes it.
+    # Without a format the client requests base64 and decodes it.
     coded = embedder.embeddings.create(model=MODEL, input="Hello there")
     plain = embedder.embeddings.create(model=MODEL, input="Hello there", encoding_format="float")
     assert coded.data[0].embedding == plain.data[0].embedding

@@ -1,4 +1,4 @@
-"""What a client's `except` clauses see."""
+"""The exceptions that a client sees."""
 
 import openai
 import pytest

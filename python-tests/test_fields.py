@@ -1,4 +1,4 @@
-"""Every field of the official client's types: sent, it does what docs/guide/openai-api.md says; expected, it is there."""
+"""Every request field of the official client does what docs/guide/openai-api.md says, and every response field is present."""
 
 import json
 import re
@@ -29,7 +29,7 @@ SECTIONS = {
     "completions": ("Chat completions and completions", "Completions only"),
 }
 
-# A value that asks for something, for each field; where the APIs differ, one for each.
+# For each field, a value that requests something; if the APIs differ, one for each.
 ASKING = {
     "audio": {"voice": "alloy", "format": "wav"},
     "best_of": 2,
@@ -74,10 +74,10 @@ ASKING = {
     "web_search_options": {"search_context_size": "low"},
 }
 
-# What a field needs beside it.
+# Further fields that a field requires.
 WITH = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
 
-# What a refusal may name instead: the field that asks, where it is refused already.
+# Another field that a refusal may name: the one that it depends on, if that is refused first.
 NAMED = {"top_logprobs": "logprobs"}
 
 
@@ -111,7 +111,7 @@ def ends_with_usage(body, plain):
     return last["choices"] == [] and last["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 
-# What is seen of each honoured field in the body of an answer, beside the answer without it.
+# The effect of each honoured field on an answer's body, compared with the answer without it.
 EFFECTS = {
     "echo": lambda body, plain: text_of(json.loads(body)) == COMPLETION["prompt"] + text_of(plain),
     "max_completion_tokens": has_three_tokens,
@@ -126,7 +126,7 @@ EFFECTS = {
     "tools": lambda body, plain: json.loads(body)["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"],
 }
 
-# These show where a model calls tools, which an echo does not.
+# These have an effect only if a model calls tools, which an echo does not.
 SEEN_IN_CALLS = {"parallel_tool_calls", "tool_choice"}
 
 
@@ -135,7 +135,7 @@ def fields_of(params):
 
 
 def documented(api):
-    """The fields of an API's tables, each with its fate."""
+    """The fields in an API's tables, each with what happens to it."""
     text = GUIDE.read_text()
     fates = {}
     for section in SECTIONS[api]:
@@ -155,7 +155,7 @@ def url():
 
 
 def ask(url, api, further):
-    """The status and body of a request as it is, past the client's own checks."""
+    """Sends a request without the client's own checks; returns status and body."""
     path, body, _ = ROUTES[api]
     data = json.dumps({**body, **further}).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
@@ -216,7 +216,7 @@ def test_every_value_tried_is_of_a_field_that_exists():
 
 
 def missing(model, value, path=""):
-    """Names of the fields that `model` declares and `value` does not have, at any depth of what it has."""
+    """Names of the fields that `model` declares and `value` lacks, at any depth of what it has."""
     for name, field in model.model_fields.items():
         at = f"{path}{name}"
         if name not in value:
@@ -246,7 +246,7 @@ def test_a_model_has_every_field(url):
         assert list(missing(Model, json.load(response))) == []
 
 
-# A delta has what is new, these are for later OpenAI features, and usage is in a chunk if it was asked for.
+# A delta has only what is new; these fields are for later OpenAI features; usage is in a chunk only on request.
 NOT_IN_CHUNKS = {"moderation", "obfuscation"}
 NOT_IN_DELTAS = {f"choices.delta.{name}" for name in ("audio", "content", "function_call", "refusal", "role", "tool_calls")}
 

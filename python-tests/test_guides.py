@@ -1,6 +1,6 @@
-"""The programs that the readme and the guides for clients show run against a server, as they are shown.
+"""The programs in the readme and in the guides for clients run unchanged against a server.
 
-`python/tests` and `python/runtime_tests` do the same with those of the guides about Python.
+`python/tests` and `python/runtime_tests` do the same for the guides about Python.
 """
 
 import json
@@ -27,7 +27,7 @@ DEVELOPERS = GUIDES / "application-developers.md"
 EMBEDDINGS = GUIDES / "embeddings.md"
 OTHER_APIS = GUIDES / "other-apis.md"
 
-# What the built-in model is asked, and what has to be in the answer.
+# The questions to the built-in model, and what the answers must contain.
 QUESTIONS = [
     (README, "ask.py", ("Paris",)),
     (DEVELOPERS, "chat.py", ("Paris", " tokens\n", "length\n")),
@@ -45,7 +45,7 @@ OTHERS = [
 
 
 def programs(page):
-    """The text of each program of a page, by name. The pieces of one follow each other."""
+    """The text of each program on a page, by name. The pieces of a program are joined."""
     pieces = {}
     for language, name, text in BLOCK.findall(page.read_text()):
         assert name or language not in ("python", "js"), f"{page.name} shows code that nothing runs: {text}"
@@ -55,7 +55,7 @@ def programs(page):
 
 
 def printed(page, name, folder, url):
-    """What a program prints that runs in `folder` and asks the server at `url`."""
+    """Runs a program in `folder` against the server at `url`, and returns its output."""
     for file, text in programs(page).items():
         (folder / file).write_text(text.replace(SHOWN_ADDRESS, url))
     interpreter = "node" if name.endswith(".mjs") else sys.executable

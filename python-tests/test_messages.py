@@ -36,7 +36,7 @@ def test_the_stream_adds_up_to_the_message(claude):
 
 
 def test_a_system_prompt_is_part_of_the_prompt(claude):
-    # The echo answers with its prompt, up to the end of the first message.
+    # The echo engine answers with its prompt, up to the end of the first message.
     message = claude.messages.create(model="tiny-chat", max_tokens=64, messages=HELLO, system="Be brief.")
     assert "Be brief." in message.content[0].text
 

@@ -1,4 +1,4 @@
-"""The list of models and a single one."""
+"""The model list and a single model."""
 
 
 def test_list_names_the_default_model(client):
@@ -10,5 +10,5 @@ def test_list_names_the_default_model(client):
 def test_retrieve_gives_the_listed_model(client):
     listed = client.models.list().data[0]
     retrieved = client.models.retrieve("tiny-chat")
-    # It says besides who serves it.
+    # It also says who serves it.
     assert retrieved.to_dict().items() >= listed.to_dict().items()

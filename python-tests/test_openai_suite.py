@@ -1,4 +1,4 @@
-"""The official client's own test suite against real servers. The list of its tests is openai_suite.toml."""
+"""The official client's own test suite against real servers. Its tests are listed in openai_suite.toml."""
 
 import os
 from pathlib import Path

@@ -18,7 +18,7 @@ GUIDE = Path(__file__).parent.parent / "docs" / "guide" / "other-apis.md"
 BODY = {"model": "tiny-chat", "input": "Hello", "max_output_tokens": 4}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 
-# What asks for each line of the guide's table. A response to go on from is made when it is tried.
+# A request for each line of the guide's table. A previous response is created when it is needed.
 ASKING = {
     "model": {"model": "tiny-chat"},
     "input": {"input": [{"role": "user", "content": "Hi"}]},
@@ -64,10 +64,10 @@ ASKING = {
     "nvext": {"nvext": {"ignore_eos": True}},
 }
 
-# An engine's refusal does not tell which of two fields asked for what it lacks.
+# An engine's refusal does not tell which of two fields requires the missing ability.
 NAMED = {'include: ["message.output_text.logprobs"]': "top_logprobs"}
 
-# The same of the route that counts a prompt's tokens.
+# The same for the route that counts a prompt's tokens.
 COUNT = "/v1/responses/input_tokens"
 ASKING_TO_COUNT = {
     "model": {"model": "tiny-chat"},
@@ -86,7 +86,7 @@ ASKING_TO_COUNT = {
 
 
 def documented(heading="## `/v1/responses`"):
-    """The lines of the guide's table under a heading, each with its fate."""
+    """The lines of the guide's table under a heading, each with what happens to the field."""
     body = GUIDE.read_text().split(f"\n{heading}\n", 1)[1]
     body = re.split(r"\n###? ", body, maxsplit=1)[0]
     fates = {}
@@ -105,7 +105,7 @@ def url():
 
 
 def ask(url, further, path="/v1/responses", body=BODY):
-    """The status and body of a request as it is, past the client's own checks."""
+    """Sends a request without the client's own checks; returns status and body."""
     data = json.dumps({**body, **further}).encode()
     request = urllib.request.Request(f"{url}{path}", data, {"Content-Type": "application/json"})
     try:

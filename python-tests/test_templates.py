@@ -1,4 +1,4 @@
-"""The recorded prompts of frontend/tests/templates are what `transformers` makes today; the server makes the same."""
+"""The recorded prompts of frontend/tests/templates are what `transformers` produces today; the server produces the same."""
 
 import json
 import urllib.request
@@ -10,7 +10,7 @@ import template_goldens as reference
 from genset_server import GensetServer
 
 MODEL = Path(__file__).parent.parent / "models" / "tiny-chat"
-# Its prompt has today's date, and no golden can.
+# Its prompt contains today's date, so there is no golden for it.
 DATED = "llama3"
 CASE = "several turns"
 
@@ -29,7 +29,7 @@ def post(url, body):
 
 def test_the_date_is_todays_for_server_and_transformers(tmp_path):
     template = tmp_path / "template.jinja"
-    # The tokenizer of the test has special tokens of its own.
+    # The test's tokenizer has other special tokens.
     template.write_text(reference.source(DATED).replace("{{- bos_token }}", ""))
     case = reference.CASES[CASE]
     before = reference.apply(DATED, case)
@@ -38,5 +38,5 @@ def test_the_date_is_todays_for_server_and_transformers(tmp_path):
         prompt = post(f"{server.url}/detokenize", {"model": "tiny-chat", "tokens": tokens})["prompt"]
         assert server.stop() == 0, server.output
     bos = reference.TEMPLATES[DATED]["bos_token"]
-    # Midnight may pass meanwhile.
+    # The date may change at midnight in between.
     assert f"{bos}{prompt}" in (before, reference.apply(DATED, case))

@@ -1,4 +1,4 @@
-"""Keys: what one finds cached says nothing of another's prompts."""
+"""Keys: cache hits of one tenant reveal nothing about another's prompts."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog, again and again and again
 
 
 def made_key(name, path):
-    """A key, whose lines are added to the file."""
+    """Creates a key, and adds its lines to the file."""
     made = subprocess.run([os.environ["GENSET_BIN"], "key", name], capture_output=True, text=True, check=True)
     words = (made.stdout + made.stderr).split()
     lines = made.stdout[made.stdout.index("[[key]]") :]

@@ -1,6 +1,6 @@
 """The web pages in a real browser, with real clicks and keys: `cargo xtask test browser` runs it.
 
-With PICTURES set to a folder it leaves pictures there for people to look at.
+With PICTURES set to a folder, it saves screenshots there for people.
 """
 
 import json
@@ -199,7 +199,7 @@ def stops_and_fails(browser: Browser) -> None:
 
 
 def keeps(browser: Browser, url: str) -> None:
-    browser.press("n", 78, modifiers=1)  # which a layout may turn into another sign
+    browser.press("n", 78, modifiers=1)  # some keyboard layouts make another character of it
     browser.click("#new-chat")
     say(browser, "Second one")
     answer(browser, "You said:")
@@ -223,7 +223,7 @@ def keeps(browser: Browser, url: str) -> None:
 
 
 def fits(browser: Browser) -> None:
-    """A narrow screen, a dark one, and the keyboard alone."""
+    """Tests a narrow screen, a dark one, and keyboard navigation."""
     say(browser, "markdown")
     browser.until(IDLE)
     for name, width, height, is_dark in [("chat-dark", 1200, 800, True), ("chat-narrow", 360, 720, False), ("chat-narrow-dark", 360, 720, True)]:

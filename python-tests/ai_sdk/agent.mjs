@@ -11,7 +11,7 @@ const MAX_STEPS = 10;
 const asked = JSON.parse(process.argv[2]);
 const calls = [];
 
-// Each tool writes down how it is called.
+// Each tool records its calls.
 const tools = {
   get_weather: tool({
     description: "Get the current weather in a city.",
