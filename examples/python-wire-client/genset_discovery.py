@@ -1,7 +1,7 @@
-"""Finds the workers that are listed in a discovery directory, as docs/wire-protocol.md describes it.
+"""Finds the workers in a discovery directory, as docs/wire-protocol.md describes it.
 
-This is a reader that looks when it is asked to. A client that stays up would look a few times a second and remember what it
-saw, so that it need not wait to judge a lease.
+It reads the directory only when called. A long-running client would poll a few times a second and remember the leases, so
+that it need not wait to judge one.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ STORE_VERSION = "1"
 LEASE_HEAD = b"genset-lease 1 "
 KEY_PREFIX = "genset/v1/instances/"
 
-# A lease's modification time, inode and length: what changes when its holder beats or writes.
+# A lease's modification time, inode and length. They change when its holder beats or writes.
 Mark = tuple[int, int, int]
 
 
@@ -27,14 +27,14 @@ class DiscoveryError(Exception):
 
 @dataclass(frozen=True)
 class Instance:
-    """One worker's serving of one endpoint."""
+    """One endpoint that one worker serves."""
 
     endpoint: str
     id: int
     host: str
     port: int
     card: dict[str, Any] | None
-    """What model it serves; `generate` endpoints have one."""
+    """The model that it serves; present for `generate` endpoints."""
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -50,14 +50,14 @@ class Instance:
         )
 
     def sibling(self, endpoint: str) -> str:
-        """The name of another endpoint of the same component."""
+        """The full name of another endpoint of the same component."""
         return f"{self.endpoint.rpartition('.')[0]}.{endpoint}"
 
 
 def list_instances(directory: str | os.PathLike[str], time_to_live: float = 2.0) -> list[Instance]:
-    """The live instances that speak TCP, ordered by endpoint and id.
+    """Returns the live instances that speak TCP, ordered by endpoint and id.
 
-    Blocks for up to `time_to_live` seconds when a lease can be judged only by watching it.
+    Blocks for up to `time_to_live` seconds if a lease can be judged only by watching it.
     """
     newest: dict[str, tuple[int, str, bytes]] = {}
     for path in live_leases(Path(directory), time_to_live):
@@ -70,7 +70,7 @@ def list_instances(directory: str | os.PathLike[str], time_to_live: float = 2.0)
 
 
 def live_leases(directory: Path, time_to_live: float) -> list[Path]:
-    """The files of leases that are alive: written within the time to live, or seen to change during it."""
+    """Returns the files of live leases: written within the time to live, or seen to change during it."""
     check_store(directory)
     first = lease_marks(directory)
     alive = {path for path, mark in first.items() if abs(time.time() - mark[0] / 1e9) < time_to_live}
@@ -101,7 +101,7 @@ def lease_marks(directory: Path) -> dict[Path, Mark]:
 
 
 def entries(lease: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """Key, stamp and value of each entry in a lease's file."""
+    """Yields key, stamp and value of each entry in a lease file."""
     head, listed, values = lease.split(b"\n", 2)
     if not head.startswith(LEASE_HEAD):
         raise DiscoveryError("a lease of another version")

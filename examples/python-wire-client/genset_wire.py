@@ -1,7 +1,7 @@
-"""A caller of Genset's wire protocol: connects to a worker, calls its endpoints, streams the answers.
+"""A client of Genset's wire protocol: connects to a worker, calls its endpoints, streams the answers.
 
-It uses what docs/wire-protocol.md says and nothing else, to show that the document is enough. Python 3.11, the standard
-library and `msgpack`. It is a client to read and to start from, not one tuned for speed.
+It uses only what docs/wire-protocol.md says, to show that the document is enough. It needs Python 3.11, the standard
+library and `msgpack`. It is written to be read and extended, not tuned for speed.
 
     instance = genset_discovery.list_instances("/run/user/1000/genset/discovery")[0]
     async with await Connection.open(instance.host, instance.port) as connection:
@@ -34,11 +34,11 @@ HEADER_REST = 6
 
 
 class WireError(Exception):
-    """Anything that keeps a call from being answered."""
+    """Any error that keeps a call from being answered."""
 
 
 class ProtocolError(WireError):
-    """The peer broke the protocol, or speaks another one."""
+    """The peer broke the protocol, or speaks another protocol or version."""
 
 
 class Refused(WireError):
@@ -50,11 +50,11 @@ class Refused(WireError):
 
 
 class Disconnected(WireError):
-    """The connection ended while a call was open. The call may go on elsewhere."""
+    """The connection ended during a call. The call may be sent to another instance."""
 
 
 class RemoteError(WireError):
-    """An `Error` frame: the worker refused the request or failed at it."""
+    """An `Error` frame: the worker refused the request, or failed to serve it."""
 
     RETRYABLE = frozenset(
         ["overloaded", "unavailable", "engine_shutdown", "cannot_connect", "disconnected", "stream_incomplete"]
@@ -67,7 +67,7 @@ class RemoteError(WireError):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same request may succeed when sent again, here or elsewhere."""
+        """Whether the same request may succeed if it is sent again, to this or another instance."""
         return self.kind in self.RETRYABLE
 
 
@@ -94,7 +94,7 @@ def encode_frame(kind: int, stream: int, payload: bytes) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader, limit: int) -> tuple[int, int, bytes]:
-    """Kind, stream and payload of the next frame."""
+    """Reads the next frame: kind, stream and payload."""
     length, kind, _flags, stream = HEADER.unpack(await reader.readexactly(HEADER.size))
     if not HEADER_REST <= length <= HEADER_REST + limit:
         raise ProtocolError(f"a frame of length {length}; the limit is {limit}")
@@ -112,7 +112,7 @@ def unpack(payload: bytes) -> Any:
 
 
 def proof(secret: bytes, role: str, caller_nonce: bytes, callee_nonce: bytes) -> bytes:
-    """What `role` ("caller" or "callee") shows to prove that it knows the secret."""
+    """The proof by which `role` ("caller" or "callee") shows that it knows the secret."""
     key = hashlib.blake2b(secret.strip(b" \t\n\r\x0c"), digest_size=32).digest()
     data = f"genset wire {role}".encode() + caller_nonce + callee_nonce
     return hashlib.blake2b(data, digest_size=32, key=key).digest()
@@ -121,7 +121,7 @@ def proof(secret: bytes, role: str, caller_nonce: bytes, callee_nonce: bytes) ->
 async def _handshake(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes | None
 ) -> dict[str, Any]:
-    """Greets the callee, and returns its Hello."""
+    """Exchanges Hellos with the callee, and returns its Hello."""
 
     async def receive(wanted: Kind) -> dict[str, Any]:
         while True:
@@ -148,7 +148,7 @@ async def _handshake(
     if secret is None and not theirs.get("has_secret", False):
         return theirs
     if secret is None or not theirs.get("has_secret", False) or len(theirs["nonce"]) < 16:
-        # It will say so too. No proof is given over a nonce that is too short to be its own.
+        # The callee reports the mismatch too. Give no proof over a nonce that is too short to be genuine.
         await receive(Kind.AUTH)
         raise ProtocolError("the peer went on without a shared secret")
     writer.write(encode_frame(Kind.AUTH, 0, msgpack.packb({"proof": proof(secret, "caller", nonce, theirs["nonce"])})))
@@ -162,7 +162,7 @@ async def _handshake(
 
 
 class Connection:
-    """A connection to one process. Any number of calls share it. Make one with `open`, and close it."""
+    """A connection to one process, shared by any number of calls. Make one with `open`, and close it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer_limit: int):
         self._reader, self._writer = reader, writer
@@ -172,9 +172,9 @@ class Connection:
         self._heard = True
         self._ended: WireError | None = None
         self.is_going_away = False
-        """Whether the peer wants no new calls."""
+        """Whether the peer refuses new calls."""
         self.leaving: set[int] = set()
-        """Instances that said they take no new calls."""
+        """Instances that announced that they refuse new calls."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -188,7 +188,7 @@ class Connection:
         ping_interval: float = 0.5,
         peer_timeout: float = 1.5,
     ) -> Self:
-        """Connects, greets, and proves the secret, if there is one. All times are in seconds."""
+        """Connects, does the handshake, and proves the secret if there is one. All times are in seconds."""
         async with asyncio.timeout(connect_timeout):
             reader, writer = await asyncio.open_connection(host, port)
             try:
@@ -217,7 +217,7 @@ class Connection:
         headers: dict[str, str] | None = None,
         window: int = 64,
     ) -> "Stream":
-        """Sends a request. `window`: items that may be unread at most, at least 2."""
+        """Sends a request. `window` is the most items that may be unread, at least 2."""
         if self._ended:
             raise Disconnected(str(self._ended)) from self._ended
         head = {"endpoint": endpoint, "instance": instance, "id": request_id or secrets.token_hex(8), "credit": window}
@@ -276,7 +276,7 @@ class Connection:
     def _take(self, kind: int, id: int, payload: bytes) -> None:
         match kind:
             case Kind.ITEM | Kind.END | Kind.ERROR:
-                # Frames of a stream that was left were on their way.
+                # Late frames of a stream that was left.
                 if stream := self._streams.get(id):
                     stream._take(kind, payload)
             case Kind.PING:
@@ -311,7 +311,7 @@ class Connection:
 
 
 class Stream(AsyncIterator[Any]):
-    """The answer to one call: its items, as they come. Leave the `async with` block early and the call is given up."""
+    """The answer to one call: its items, as they arrive. Leaving the `async with` block early abandons the call."""
 
     def __init__(self, connection: Connection, id: int, window: int):
         if window < 2:
@@ -327,7 +327,7 @@ class Stream(AsyncIterator[Any]):
 
     @property
     def unread(self) -> int:
-        """Items that have arrived and were not read yet; never more than the window."""
+        """The number of items that arrived and were not read yet; never more than the window."""
         return len(self._items)
 
     async def __anext__(self) -> Any:
@@ -343,12 +343,12 @@ class Stream(AsyncIterator[Any]):
         return item
 
     def cancel(self, reason: str = "client") -> None:
-        """Asks the worker to stop. What it has to say still comes: read on to the end."""
+        """Asks the worker to stop. Its last items still arrive: read on to the end."""
         if not self._is_ended:
             self._connection._send(Kind.CANCEL, self.id, msgpack.packb({"reason": reason, "discard": False}))
 
     def leave(self, reason: str = "client") -> None:
-        """Gives the call up: nothing more comes."""
+        """Abandons the call: no more items arrive."""
         if not self._is_ended:
             self._connection._send(Kind.CANCEL, self.id, msgpack.packb({"reason": reason, "discard": True}))
             self._items.clear()

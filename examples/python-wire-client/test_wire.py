@@ -1,4 +1,4 @@
-"""The client against a real worker: every rule of docs/wire-protocol.md that a caller can see."""
+"""Tests the client against a real worker: every rule of docs/wire-protocol.md that a caller can observe."""
 
 import asyncio
 import subprocess
@@ -15,7 +15,7 @@ from worker_process import MODEL_FOLDER, WorkerProcess
 
 SECRET = "correct horse battery staple"
 VOCABULARY = 1000  # The sample engine's.
-PATIENCE = 60  # Seconds after which a test has failed.
+PATIENCE = 60  # Seconds after which a test fails.
 
 
 def generate_request(prompt: list[int], max_tokens: int) -> dict[str, Any]:
@@ -23,12 +23,12 @@ def generate_request(prompt: list[int], max_tokens: int) -> dict[str, Any]:
 
 
 def expected_tokens(last: int, count: int) -> list[int]:
-    """The sample engine counts on from the prompt's last token."""
+    """The sample engine continues from the prompt's last token."""
     return [(last + step) % VOCABULARY for step in range(1, count + 1)]
 
 
 async def rest_of(stream: Stream) -> tuple[list[int], dict[str, Any]]:
-    """The tokens of what is unread, and the terminal item."""
+    """Reads the rest: the remaining tokens, and the terminal item."""
     tokens: list[int] = []
     finished = None
     async for item in stream:
@@ -40,13 +40,13 @@ async def rest_of(stream: Stream) -> tuple[list[int], dict[str, Any]]:
 
 
 async def until(condition) -> None:
-    """Waits until it holds."""
+    """Waits until the condition holds."""
     while not condition():
         await asyncio.sleep(0.005)
 
 
 class WireTest(unittest.IsolatedAsyncioTestCase):
-    """A worker, and a connection to it."""
+    """A worker with a connection to it."""
 
     flags: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ class WireTest(unittest.IsolatedAsyncioTestCase):
     async def asyncSetUp(self) -> None:
         self.instances = self.worker.instances()
         self.generate = self.instances["generate"]
-        # A test that hangs fails.
+        # A hanging test must fail.
         await self.enterAsyncContext(asyncio.timeout(PATIENCE))
         self.connection = await self.enterAsyncContext(await self.connect())
 
@@ -195,7 +195,7 @@ class OtherEndpoints(WireTest):
 
 
 class LongCalls(WireTest):
-    """Answers that would take minutes, were they not ended."""
+    """Answers that would take minutes if they were not ended."""
 
     flags = ("--token-delay-ms=20",)
 
@@ -249,7 +249,7 @@ class LongCalls(WireTest):
 
 
 class OnePlace(WireTest):
-    """A worker that runs one request at a time, and lets none wait."""
+    """A worker that runs one request at a time, and queues none."""
 
     flags = ("--token-delay-ms=20", "--max-running-requests=1", "--max-waiting-requests=0")
 
@@ -301,13 +301,13 @@ class Secrets(WireTest):
 
 
 class KeepAlive(unittest.IsolatedAsyncioTestCase):
-    """A worker that asks for no secret, so that a test can talk to it frame by frame."""
+    """A worker without a secret, so that a test can exchange single frames with it."""
 
     def setUp(self) -> None:
         self.bare = self.enterContext(WorkerProcess()).instances()["generate"]
 
     async def asyncSetUp(self) -> None:
-        # A test that hangs fails.
+        # A hanging test must fail.
         await self.enterAsyncContext(asyncio.timeout(PATIENCE))
 
     async def test_pings_are_answered_with_what_they_carry(self) -> None:
@@ -331,7 +331,7 @@ class KeepAlive(unittest.IsolatedAsyncioTestCase):
         writer.close()
 
     async def test_a_connection_that_only_answers_pings_lives(self) -> None:
-        # The worker gives a silent caller up after three pings; this one sends none of its own.
+        # The worker drops a silent caller after three pings; this one sends no pings itself.
         async with await Connection.open(
             self.bare.host, self.bare.port, ping_interval=PATIENCE, peer_timeout=PATIENCE
         ) as connection:
@@ -340,7 +340,7 @@ class KeepAlive(unittest.IsolatedAsyncioTestCase):
             await rest_of(await connection.call(self.bare.endpoint, self.bare.id, generate_request([1], 1)))
 
     def count(self, connection: Connection, wanted: Kind) -> list[int]:
-        """Grows by one with every frame of that kind."""
+        """Returns a list that grows by one with every frame of that kind."""
         seen: list[int] = []
         take = connection._take
 

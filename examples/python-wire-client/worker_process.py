@@ -1,4 +1,4 @@
-"""A real worker process for a test: `sample-worker`, listed in a directory of its own and reached over TCP."""
+"""A real worker process for a test: `sample-worker`, listed in its own directory and reached over TCP."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ STOP_SECONDS = 30
 
 
 class WorkerProcess:
-    """Runs while the `with` block does. `flags` are further flags of `sample-worker`."""
+    """Runs during the `with` block. `flags` are further flags of `sample-worker`."""
 
     def __init__(self, *flags: str, secret: str | None = None):
         self.directory = Path(tempfile.mkdtemp(prefix="genset-wire-"))
@@ -53,19 +53,19 @@ class WorkerProcess:
         shutil.rmtree(self.directory)
 
     def instances(self) -> dict[str, Instance]:
-        """What the worker serves, by the last part of the endpoint's name."""
+        """The worker's instances, by the last part of the endpoint's name."""
         return {instance.endpoint.rpartition(".")[2]: instance for instance in list_instances(self.discovery)}
 
     def terminate(self) -> None:
-        """Asks the worker to shut down, as an operator does; it finishes what it has begun."""
+        """Asks the worker to shut down, as an operator does; it finishes its requests."""
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends the worker without a word, as a crash does."""
+        """Kills the worker without notice, like a crash."""
         self._process.kill()
 
     def wait(self) -> int:
-        """The exit code."""
+        """Waits for the exit code."""
         return self._process.wait(STOP_SECONDS)
 
     @property

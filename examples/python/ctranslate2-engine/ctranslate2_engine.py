@@ -1,4 +1,4 @@
-"""CTranslate2 behind Genset: a converted language model on CPU or GPU, as an engine that has a process of its own.
+"""CTranslate2 behind Genset: a converted language model on CPU or GPU, as an engine in its own process.
 
     python make_model.py /tmp/model 2048       # or ct2-transformers-converter, for a real one
     python ctranslate2_engine.py --model /tmp/model --tokenizer ../../../models/tiny-chat
@@ -17,7 +17,7 @@ from genset.exceptions import EngineShutdown
 
 
 class CTranslate2Engine(LLMEngine):
-    """Serves one model; `parallel` requests at a time."""
+    """Serves one model, `parallel` requests at a time."""
 
     def __init__(self, model: str, context_length: int, parallel: int, device: str) -> None:
         self.folder = model

@@ -1,4 +1,4 @@
-"""CTranslate2 behind Genset: the same model, served by a function of a program of one's own with `register_llm`.
+"""CTranslate2 behind Genset: the same model, served with `register_llm` by a function of your own program.
 
     python make_model.py /tmp/model 2048       # or ct2-transformers-converter, for a real one
     python ctranslate2_handler.py --model /tmp/model --tokenizer ../../../models/tiny-chat
@@ -16,7 +16,7 @@ from genset.runtime import Runtime, worker
 
 @worker()
 async def main(runtime: Runtime, args: argparse.Namespace) -> None:
-    # On a thread: the runtime is answered meanwhile.
+    # On a thread, so that the runtime stays responsive.
     model = await asyncio.to_thread(Model, args.model, args.context_length, args.parallel, args.device)
     endpoint = runtime.namespace(args.namespace).component("ctranslate2").endpoint("generate")
     await register_llm(
@@ -25,7 +25,7 @@ async def main(runtime: Runtime, args: argparse.Namespace) -> None:
         args.tokenizer,
         args.model_name,
         args.context_length,
-        # It keeps no prefixes, so there are no blocks to route by.
+        # The engine keeps no prefixes, so there are no blocks to route by.
         kv_cache_block_size=None,
         sampling=OPTIONS,
         vocab_size=model.vocab_size,
@@ -33,7 +33,7 @@ async def main(runtime: Runtime, args: argparse.Namespace) -> None:
     )
     publisher = asyncio.create_task(model.publish(LoadPublisher(endpoint).publish, MetricsPublisher(endpoint).publish))
     try:
-        # Until a signal drains the program.
+        # Returns after a signal has drained the program.
         await endpoint.serve_endpoint(model.generate)
     finally:
         publisher.cancel()

@@ -1,4 +1,4 @@
-"""A CTranslate2 language model that answers Genset's requests: one thread a running request. `ctranslate2_engine.py` and
+"""A CTranslate2 language model that answers Genset's requests, with one thread per running request. `ctranslate2_engine.py` and
 `ctranslate2_handler.py` serve it."""
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from genset.metrics import Metrics
 from genset.types import Load, Metric
 
 OPTIONS = ("temperature", "top_p", "top_k", "repetition_penalty")
-"""Those of sampling that it honours."""
+"""The sampling options that it honours."""
 STEP_BOUNDS_S = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5]
 PUBLISH_EVERY_S = 1.0
 
 
 class Decoding:
-    """One request on its thread: steps go to the event loop, and end when nobody wants more."""
+    """One request on its thread. Steps pass tokens to the event loop, and end when no more are wanted."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.tokens: asyncio.Queue[int | None] = asyncio.Queue()
@@ -35,18 +35,18 @@ class Decoding:
         self._loop = loop
 
     def wake(self, _done: object = None) -> None:
-        """Says that there is news other than a token."""
+        """Wakes the reader for news other than a token."""
         self.tokens.put_nowait(None)
 
     def step(self, result: Any) -> bool:
-        """Takes a token on CTranslate2's thread; whether it was the last that is wanted."""
+        """Takes a token on CTranslate2's thread. Returns whether to stop."""
         if not self.is_over.is_set():
             self._loop.call_soon_threadsafe(self.tokens.put_nowait, result.token_id)
         return self.is_over.is_set()
 
 
 class Model:
-    """Answers `parallel` requests at a time, the others wait in their order. Making one loads its weights, which takes a while."""
+    """Answers `parallel` requests at a time; others wait in order. The constructor loads the weights, which takes a while."""
 
     def __init__(self, folder: str, context_length: int, parallel: int, device: str) -> None:
         path = Path(folder)
@@ -91,7 +91,7 @@ class Model:
                     yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
                     return
                 if token is None:
-                    # The thread ended before its last token: the reason is its exception, or that `close` told it to.
+                    # The thread ended before its last token: it raised, or `close` ended it.
                     await job
                     raise EngineShutdown("the engine stopped while it generated")
                 if token in ends and generated >= stop.get("min_tokens", 0):
@@ -105,14 +105,14 @@ class Model:
                     return
                 yield chunk
         finally:
-            # However it ends, also where it waits: no further step is made.
+            # However it ends, even by cancellation at an `await`: no further step is made.
             decoding.is_over.set()
             self._running.discard(decoding)
             job.cancel()
             stopped.cancel()
 
     def _decode(self, prompt: list[int], max_tokens: int, options: dict[str, Any], decoding: Decoding) -> None:
-        """Runs on a thread of the pool, without the GIL but in `step`."""
+        """Runs on a thread of the pool, without the GIL except in `step`."""
         last = time.perf_counter()
 
         def step(result: Any) -> bool:
@@ -126,7 +126,7 @@ class Model:
         self._generator.generate_batch(
             [[self._vocabulary[token] for token in prompt]],
             max_length=max_tokens,
-            # Ends are the request's, and may come before they count.
+            # The caller checks the request's end tokens, which do not count before `min_tokens`.
             end_token=[],
             include_prompt_in_result=False,
             callback=step,
@@ -134,7 +134,7 @@ class Model:
         )
 
     async def publish(self, load: Callable[[Load], None], metrics: Callable[[list[Metric]], None]) -> None:
-        """Tells, until it is cancelled, how busy it is and what it has counted."""
+        """Publishes load and metrics until it is cancelled."""
         while True:
             running = len(self._running)
             waiting = max(0, running - self.parallel)
@@ -143,14 +143,14 @@ class Model:
             await asyncio.sleep(PUBLISH_EVERY_S)
 
     async def close(self) -> None:
-        """Ends what runs, each with its present step."""
+        """Ends the running requests, each after its current step."""
         for decoding in self._running:
             decoding.is_over.set()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
 
 def sampling(asked: SamplingOptions) -> dict[str, Any]:
-    """CTranslate2's options; greedy where no temperature is asked for."""
+    """CTranslate2's options; greedy if no temperature is given."""
     options: dict[str, Any] = {"repetition_penalty": asked.get("repetition_penalty") or 1.0}
     temperature = asked.get("temperature") or 0.0
     if temperature > 0.0:
@@ -161,7 +161,7 @@ def sampling(asked: SamplingOptions) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What both programs are told."""
+    """The arguments of both programs."""
     parser.add_argument("--model", required=True, help="folder of the converted model")
     parser.add_argument("--model-name", default="ctranslate2", help="what clients call the model")
     parser.add_argument("--namespace", default="genset")

@@ -1,5 +1,5 @@
-"""Writes a small Llama-shaped model with random weights in CTranslate2's format: enough to try the engine, and nothing to
-read in its answers.
+"""Writes a small Llama-shaped model with random weights in CTranslate2's format: enough to try the engine, though its answers are
+meaningless.
 
     python make_model.py FOLDER [VOCAB_SIZE]
 """
@@ -35,7 +35,7 @@ def make(folder: str, vocab_size: int = VOCAB_SIZE, seed: int = 7) -> None:
     decoder = spec.decoder
     decoder.embeddings.weight = weights(vocab_size, WIDTH)
     decoder.scale_embeddings = False
-    # Apart from the embeddings, or a token would mostly be followed by itself.
+    # Separate from the embeddings, or a token would usually be followed by itself.
     decoder.projection.weight = 4.0 * weights(vocab_size, WIDTH)
     decoder.layer_norm.gamma = ones()
     for layer in decoder.layer:
@@ -47,7 +47,7 @@ def make(folder: str, vocab_size: int = VOCAB_SIZE, seed: int = 7) -> None:
         ffn.linear_0.weight = weights(INNER, WIDTH)
         ffn.linear_0_noact.weight = weights(INNER, WIDTH)
         ffn.linear_1.weight = weights(WIDTH, INNER)
-    # The engine speaks in ids; the names are of no meaning.
+    # The engine works with ids; the names have no meaning.
     spec.register_vocabulary(["<unk>", "<s>", "</s>"] + [f"<{number}>" for number in range(3, vocab_size)])
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = "<s>", "</s>", "<unk>"
     spec.validate()

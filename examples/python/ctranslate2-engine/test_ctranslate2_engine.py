@@ -1,4 +1,4 @@
-"""The engine on a small random model: what it does by itself, and the conformance kit.
+"""Tests the engine on a small random model: alone, and with the conformance kit.
 
     pip install -r requirements.txt
     PYTHONPATH=../../../python/src pytest        # genset in PATH, or named in GENSET_BIN
@@ -24,7 +24,7 @@ from genset.testing import StubContext, collect, conformance_tests
 from make_model import make
 
 HERE = Path(__file__).parent
-# Made when the tests are collected, since the kit is told of it then.
+# Made at collection, since the kit needs its path then.
 MODEL = tempfile.mkdtemp(prefix="ctranslate2-model-")
 atexit.register(shutil.rmtree, MODEL, ignore_errors=True)
 make(MODEL)
@@ -90,7 +90,7 @@ def test_a_client_that_leaves_ends_the_thread_of_its_request() -> None:
     async def test(engine: CTranslate2Engine) -> None:
         chunks = await collect(engine, request(200), StubContext("one"), stop_after=2)
         assert chunks[-1]["finish_reason"] == "cancelled"
-        # With one thread, the next request runs only when that of the first is free.
+        # With one thread, the next request runs only when the first has released it.
         assert len(await collect(engine, request(3), StubContext("two"))) == 3
         assert engine._model is not None and not engine._model._running
 

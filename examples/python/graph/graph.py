@@ -1,4 +1,4 @@
-"""Three services: one that speaks OpenAI's chat, one that answers in words of its own, and one that prepares its prompts.
+"""Three services: one serves OpenAI's chat, one generates words with types of its own, and one prepares its prompts.
 
     genset serve graph:Frontend
     genset run in=http out=dyn        in another terminal, for HTTP
@@ -32,7 +32,7 @@ class Word(BaseModel):
 
 @service(namespace=NAMESPACE)
 class Prefill:
-    """Takes a prompt apart."""
+    """Splits a prompt into words."""
 
     @endpoint()
     async def prefill(self, request: Prompt) -> Prepared:
@@ -41,7 +41,7 @@ class Prefill:
 
 @service(namespace=NAMESPACE, workers=2)
 class Backend:
-    """Says a prompt backwards, a word at a time."""
+    """Repeats a prompt backwards, one word at a time."""
 
     prefill = depends(Prefill)
 
@@ -55,7 +55,7 @@ class Backend:
 
 @service(namespace=NAMESPACE)
 class Frontend:
-    """Reads chats as clients send them, asks the backend in its own types, and answers with chunks of a chat."""
+    """Reads chats as clients send them, calls the backend with its own types, and answers with chunks of a chat."""
 
     backend = depends(Backend)
 

@@ -1,7 +1,7 @@
-"""A router in Python with a cost of its own: it follows the KV events and the load of all instances, chooses one, and calls it directly. It is a
-model itself, so any frontend offers it over HTTP: `python router.py MODEL_PATH`.
+"""A router in Python with its own cost function: it follows the KV events and the load of all instances, selects one, and calls it
+directly. It is a model itself, so any frontend offers it over HTTP: `python router.py MODEL_PATH`.
 
-`genset run in=http out=dyn --router-mode kv` routes so by itself and faster; this is where to begin with a rule that it does not know.
+`genset run in=http out=dyn --router-mode kv` routes the same way by itself, and faster. Start here for a rule that it does not have.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from genset.llm import ModelType, register_llm
 from genset.runtime import Context, Runtime, worker
 
 LOOK_S = 0.1
-"""How often the list of instances is looked at."""
+"""The interval between two looks at the list of instances."""
 
 
 class Instance:
-    """What is known of one worker."""
+    """The known state of one worker."""
 
     def __init__(self):
         self.blocks = set()
@@ -27,7 +27,7 @@ class Instance:
         self.mine = 0
 
     def cost(self, hashes):
-        """Blocks to compute, and requests that are before this one; the lowest is chosen."""
+        """Blocks to compute, plus requests ahead of this one; the lowest cost is selected."""
         cached = 0
         for block in hashes:
             if block not in self.blocks:
@@ -44,7 +44,7 @@ class Router:
         self.tasks = {}
 
     async def follow(self):
-        """Keeps what is known of the live instances."""
+        """Tracks the live instances."""
         while True:
             live = set(self.clients["generate"].instance_ids())
             for number in live - self.instances.keys():
@@ -61,7 +61,7 @@ class Router:
 
     async def follow_one(self, name, number, instance, apply):
         while True:
-            # A stream that ends, or an instance that is not there yet: it begins with a new snapshot.
+            # If the stream ends, or the instance is not there yet, start again with a new snapshot.
             with contextlib.suppress(EngineError):
                 async for item in self.clients[name].direct(None, number):
                     apply(instance, item)
@@ -70,7 +70,7 @@ class Router:
     async def generate(self, request, context: Context):
         hashes = block_hashes(request, request["token_ids"])
         if not self.instances:
-            # So a frontend tries another router, and the worker's own requests to this one count it as alive.
+            # A frontend then tries another router, and this router's own worker counts it as alive.
             raise Overloaded("no worker is there; try again later", retry_after=1.0)
         number, instance = min(self.instances.items(), key=lambda each: (each[1].cost(hashes), each[0]))
         instance.mine += 1
@@ -81,7 +81,7 @@ class Router:
             instance.mine -= 1
 
     async def state(self, request):
-        """What is known of each instance, for people."""
+        """The known state of each instance, for people."""
         known = self.instances.items()
         return {f"{number:x}": {"blocks": len(each.blocks), "load": each.load, "mine": each.mine} for number, each in known}
 
@@ -112,7 +112,7 @@ async def main(runtime: Runtime):
     endpoint = runtime.endpoint("routed.router.generate")
     await register_llm(ModelType.Backend, endpoint, sys.argv[1], "routed", kv_cache_block_size=BLOCK_SIZE)
     try:
-        # The router is listed once it has answered a request of its own worker's.
+        # The router is listed once it has answered its own worker's canary.
         while not router.instances:
             await asyncio.sleep(LOOK_S)
         await asyncio.gather(

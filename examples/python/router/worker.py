@@ -1,4 +1,4 @@
-"""A worker with a prefix cache of its own, which it tells routers of: `python worker.py MODEL_PATH`."""
+"""A worker with its own prefix cache, which it reports to routers: `python worker.py MODEL_PATH`."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ BLOCK_SIZE = 16
 
 
 def block_hashes(request, token_ids):
-    """A hash for each whole block of a prompt, each over all tokens up to its end: what routers look for."""
+    """Returns a hash for each whole block of a prompt, over all tokens up to its end: the keys that routers look up."""
     return hash_blocks(token_ids, BLOCK_SIZE, cache_salt=request.get("cache_salt"), adapter=request.get("adapter"))
 
 

@@ -1,4 +1,4 @@
-"""The engine on the repository's own model: what it does by itself, and the conformance kit.
+"""Tests the engine on the repository's own model: alone, and with the conformance kit.
 
     pip install -r requirements.txt ../../../python
     pytest        # genset in PATH, or named in GENSET_BIN
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 MODEL = HERE / "../../../models/tiny-chat"
 
 COMMAND = ["python", str(HERE / "transformers_engine.py"), "--model", str(MODEL.resolve())]
-# The kit starts more than a hundred processes, each of which imports torch: half an hour on a busy machine of two cores.
+# The kit starts more than a hundred processes, and each imports torch: half an hour on two busy cores.
 test_conformance = conformance_tests(COMMAND, timeout=7200.0)
 
 
@@ -40,7 +40,7 @@ def with_engine(test: Callable[[TransformersEngine], Coroutine[Any, Any, None]])
     asyncio.run(run())
 
 
-# A prompt that is read at once, and one that is read in three chunks.
+# One prompt is read at once, the other in three chunks.
 @pytest.mark.parametrize(("length", "reason"), [(20, "stop"), (2 * CHUNK_TOKENS + 40, "length")])
 def test_greedy_tokens_are_those_of_the_library(length: int, reason: str) -> None:
     async def test(engine: TransformersEngine) -> None:
@@ -50,7 +50,7 @@ def test_greedy_tokens_are_those_of_the_library(length: int, reason: str) -> Non
         chunks = await collect(engine, request)
         tokens = [token for chunk in chunks for token in chunk["token_ids"]]
         made = engine._model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
-        # The library gives the token that ended it too.
+        # The library also returns the token that ended the answer.
         assert tokens == [token for token in made[0, len(prompt) :].tolist() if token not in eos]
         assert chunks[-1]["finish_reason"] == reason and len(tokens) > 3
 
@@ -62,7 +62,7 @@ def test_a_request_without_a_place_waits_for_one() -> None:
         engine.max_num_seqs = 1
         one, two = (engine.begin({"token_ids": [5, 6]}, StubContext()) for _ in range(2))
         assert [output is None for output in engine.step([one, two])] == [False, True]
-        # The first has no reader for now. It keeps its place, with the keys and values that are there.
+        # The first sequence has no reader for now. It keeps its place, and its keys and values.
         assert engine.step([two]) == [None]
         engine.end(one)
         assert engine.step([two]) != [None]
@@ -77,7 +77,7 @@ def test_a_step_reads_about_one_chunk_of_prompts() -> None:
         for _ in range(4):
             engine.step(sequences)
             left.append([len(sequence.pending) for sequence in sequences])
-        # One token is left of those that generate.
+        # One token is pending for each sequence that generates.
         assert left == [[1, 9, 300, 3], [1, 1, 44, 3], [1, 1, 1, 1], [1, 1, 1, 1]]
 
     with_engine(test)

@@ -1,4 +1,4 @@
-"""Hugging Face transformers behind Genset: a causal language model of any family that the library knows.
+"""Hugging Face transformers behind Genset: a causal language model of any family that the library supports.
 
     python transformers_engine.py --model ../../../models/tiny-chat
 """
@@ -10,8 +10,8 @@ import asyncio
 import os
 from typing import Any
 
-# Read when torch is loaded: its threads sleep while they wait for each other. Spinning, as they do without it, each takes a
-# processor from the one that is waited for, wherever there is other work.
+# Read when torch is loaded. It makes threads sleep while they wait for each other. By default they spin, and on a busy machine
+# each then takes a core from the thread that it waits for.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -22,11 +22,11 @@ from genset.backend import run
 from genset.exceptions import EngineShutdown, InvalidArgument
 
 CHUNK_TOKENS = 256
-"""Tokens of a prompt that one forward pass reads: a request that is cancelled, or comes, meanwhile waits for no more."""
+"""Prompt tokens per forward pass. A cancelled or new request waits for at most one such pass."""
 
 
 class Sequence:
-    """One request: what it has been told, the keys and values of that, and how its tokens are chosen."""
+    """One request: its tokens, their keys and values, and its sampler."""
 
     def __init__(self, request: GenerateRequest, cache: DynamicCache, context_length: int, device: str) -> None:
         prompt = request["token_ids"]
@@ -47,13 +47,13 @@ class Sequence:
         if seed is None:
             self.random.seed()
         else:
-            # Any integer will do; the generator wants 64 bits without a sign.
+            # Any integer is accepted; the generator needs an unsigned 64-bit one.
             self.random.manual_seed(seed % (1 << 63))
 
 
 class TransformersEngine(BatchEngine[Sequence]):
-    """Serves one model. In a step each sequence has a forward pass of its own, so what is asked of one changes no other. At most
-    `max_num_seqs` hold keys and values at a time; the others wait for their place."""
+    """Serves one model. In a step each sequence has its own forward pass, so requests do not affect each other's answers. At most
+    `max_num_seqs` sequences hold keys and values at a time; the others wait for a place."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class TransformersEngine(BatchEngine[Sequence]):
         self.context_length = context_length
         self.max_num_seqs = max_num_seqs
         self.device = device
-        # Few processors compute with half the bits as fast.
+        # Few CPUs compute as fast with 16 bits.
         self.dtype = dtype or ("float32" if device == "cpu" else "auto")
-        # The event loop and the worker need some of it, too.
+        # Leaves cores for the event loop and the worker.
         self.threads = threads or max(1, (os.cpu_count() or 1) // 2)
         self._model: Any = None
         self._vocab_size = 0
@@ -122,7 +122,7 @@ class TransformersEngine(BatchEngine[Sequence]):
         room, outputs = CHUNK_TOKENS, list[StepOutput]()
         for sequence in batch:
             length = min(len(sequence.pending), CHUNK_TOKENS)
-            # Of prompts, a step reads about one chunk. Who generates already gets a token in each.
+            # A step reads about one chunk of prompts. Sequences that generate get a token in every step.
             if not self._has_place(sequence) or (length > 1 and room <= 0):
                 outputs.append(None)
                 continue
@@ -131,14 +131,14 @@ class TransformersEngine(BatchEngine[Sequence]):
         return outputs
 
     def _has_place(self, sequence: Sequence) -> bool:
-        """Whether it may hold keys and values. A place once given is kept, also while the sequence is in no batch."""
+        """Whether it may hold keys and values. A sequence keeps its place even while it is in no batch."""
         if len(self._running) < self.max_num_seqs:
             self._running.add(sequence)
         return sequence in self._running
 
     @torch.inference_mode()
     def _advance(self, sequence: Sequence, length: int) -> StepOutput:
-        # Where a prompt is cut depends on nobody else, so neither do the sums.
+        # How a prompt is cut does not depend on other sequences, so neither do the sums.
         read = torch.tensor([sequence.pending[:length]], device=self.device)
         output = self._model(input_ids=read, cache=sequence.cache, use_cache=True, logits_to_keep=1)
         sequence.pending = sequence.pending[length:]
@@ -161,18 +161,18 @@ class TransformersEngine(BatchEngine[Sequence]):
 
 
 def choose(logits: torch.Tensor, options: SamplingOptions, random: torch.Generator) -> int:
-    """The next token: the likeliest, or one drawn where a temperature is asked for."""
+    """Returns the next token: the likeliest, or a random one if a temperature is given."""
     temperature = options.get("temperature") or 0.0
     if temperature <= 0.0:
         return int(logits.argmax())
-    # The likeliest at 0: a temperature of almost nothing then makes no infinity.
+    # Shifts the likeliest to 0, so that a tiny temperature does not overflow.
     logits = (logits.double() - logits.max()) / temperature
     probabilities, tokens = torch.softmax(logits, -1).sort(descending=True, stable=True)
     kept = torch.ones_like(probabilities, dtype=torch.bool)
     top_k = options.get("top_k") or 0
     if top_k > 0:
         kept[top_k:] = False
-    # The likeliest is kept whatever is asked.
+    # The likeliest is always kept.
     top_p = options.get("top_p")
     if top_p is not None:
         kept[1:] &= (probabilities.cumsum(-1) - probabilities)[1:] < top_p
