@@ -1,6 +1,6 @@
 //! The sample engine: answers every prompt with rotating token ids. Copy this file to begin an engine of your own.
 //!
-//! It can do prefill and decode apart. There are no KV blocks to move: the last token of the prompt is all it needs to know.
+//! It supports disaggregated prefill and decode. There are no KV blocks to move: it needs only the prompt's last token.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub struct SampleArgs {
     pub token_delay_ms: u64,
 }
 
-/// The engine. Building one is cheap; what costs belongs in `start`.
+/// The engine. Building one is cheap; expensive work belongs in `start`.
 #[derive(Debug)]
 pub struct SampleEngine {
     args: SampleArgs,
@@ -45,7 +45,7 @@ struct Model {
 }
 
 impl SampleEngine {
-    /// An engine that is not started yet.
+    /// Creates an engine that is not started yet.
     #[must_use]
     pub fn from_args(args: &SampleArgs) -> Self {
         let model = EngineState::new();
@@ -72,7 +72,7 @@ impl LLMEngine for SampleEngine {
             role: ctx.role,
             transfers: ctx.kv_transfers,
         };
-        // Whatever the temperature, there is one next token: those options hold by themselves.
+        // There is one next token at any temperature, so these options hold trivially.
         let can = Capabilities::tokens().with_point_mass_sampling();
         let config = EngineConfig::new("sample", CONTEXT_LENGTH)
             .with_vocab_size(vocab_size)
@@ -92,7 +92,7 @@ impl LLMEngine for SampleEngine {
         }
         let mut token = request.tokens()?.last().copied().unwrap_or(0);
         let max_tokens = request.max_tokens(CONTEXT_LENGTH);
-        // The body's return value is the terminal; usage and cancellation are taken care of.
+        // The body returns the terminal item; `output::stream` handles usage and cancellation.
         Ok(output::stream(ctx, move |out| async move {
             for generated in 0..max_tokens {
                 if !model.token_delay.is_zero() {
@@ -102,7 +102,7 @@ impl LLMEngine for SampleEngine {
                 if request.stop.is_stop(token, generated) {
                     return Ok(Finish::stop_token(token));
                 }
-                // A prefill instance gives one token, and says where its blocks are.
+                // A prefill instance yields one token, and says where its blocks are.
                 if model.role == Role::Prefill && max_tokens > 1 {
                     let blocks = model.transfers.params("none".into());
                     return Ok(Finish::length().with_last(token).with_transfer(blocks));
