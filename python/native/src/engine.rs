@@ -54,7 +54,7 @@ pub(crate) enum Published {
 #[derive(Debug)]
 pub(crate) struct HandlerEngine {
     handler: CallHandler,
-    /// Answers the other calls than requests, if Python has an engine's other methods too.
+    /// Answers calls other than requests, if Python has an engine's other methods too.
     hooks: Option<CallHandler>,
     config: EngineConfig,
     metrics: PublishedMetrics,

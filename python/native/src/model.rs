@@ -57,7 +57,7 @@ pub(crate) struct ModelSpec {
     /// Lowers the context.
     context_length: Option<u32>,
     role: Role,
-    /// Python's number for the handler of the Worker's other calls than requests; `None` if there is none.
+    /// Python's number for the handler of the Worker's calls other than requests; `None` if there is none.
     pub(crate) hooks: Option<u64>,
 }
 

@@ -26,17 +26,17 @@ HTTP_PORT = 8000
 WIRE_PORT = 7480
 STATUS_PORT = 9090
 GRACE_S = int(KILL_S)
-"""Longer than a service's drain may take, with what comes after it."""
+"""Longer than a service may take to drain and to exit."""
 IMAGE_USER = 10001
-"""Whoever the containers of our image run as."""
+"""The user id in containers of our image."""
 MODEL_CACHE = "/var/cache/genset/huggingface"
-"""Where a container has the cache of the Hugging Face Hub. In our image its user owns the folder."""
+"""The container's path of the Hugging Face Hub cache. In our image its user owns the folder."""
 HF_SECRET = "hf-token"
-"""The secret of Kubernetes that has `HF_TOKEN`."""
+"""The Kubernetes secret that contains `HF_TOKEN`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code: 2 for what cannot be deployed or written."""
+    """Runs the command. Returns the exit code: 2 if the services cannot be deployed or the file cannot be written."""
     parser = argparse.ArgumentParser(prog="genset deploy", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("target_class", metavar="MODULE:CLASS")
     parser.add_argument("--target", choices=["compose", "kubernetes"], required=True)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         documents, name = kubernetes(services, image, hub), "graph.yaml"
     path = parsed.out / name
-    # What is there stays until the whole is written.
+    # An existing file stays until the new one is complete.
     part = parsed.out / f".{name}.part"
     try:
         parsed.out.mkdir(parents=True, exist_ok=True)
@@ -89,15 +89,15 @@ _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 @dataclasses.dataclass(frozen=True)
 class Hub:
-    """What the services are given of the Hugging Face Hub."""
+    """What the services get from the Hugging Face Hub."""
 
     cache: str = ""
-    """The volume, or the claim of one, that they share; empty where each has its own files."""
+    """The volume, or the claim of one, that they share; empty if each has its own files."""
     has_token: bool = False
 
     @staticmethod
     def of(cache: str | None, has_token: bool) -> Hub:
-        """What was asked for; UsageError for a name that a volume cannot have."""
+        """Returns the requested settings; raises `UsageError` for an invalid volume name."""
         if cache is not None and not _NAME.fullmatch(cache):
             raise UsageError(f"--model-cache {cache}: must be a name in lower case, of a volume or of a claim of one, such as models")
         return Hub(cache or "", has_token)
@@ -108,15 +108,15 @@ class Hub:
 
 
 class _Deployed:
-    """A service as its container is to be."""
+    """A service and its container."""
 
     def __init__(self, spec: ServiceSpec, target: str, image: str | None, told: Mapping[str, Any]) -> None:
         self.spec = spec
-        # One that has the environment's names none of its own, also where it says so with `image=IMAGE`.
+        # A service whose image is the environment's counts as naming none, even if it sets `image=IMAGE` explicitly.
         self.image = (image or IMAGE) if spec.image == IMAGE else spec.image
         if not self.image:
             raise UsageError(f"{spec.name} has no image: set it in @service(image=...), --image or GENSET_IMAGE")
-        # What is deployed has names in lower case.
+        # Deployed names are in lower case.
         self.name = spec.name.lower().replace("_", "-")
         self.command = ["python", "-u", "-m", "genset._service", target, spec.name]
         self.environment = {**FLEET, **LISTENING, **STATUS, CONFIG_VARIABLE: json.dumps(told)}
@@ -126,13 +126,13 @@ class _Deployed:
         return parse_gpus(self.spec.resources.get("gpu", "0"))
 
     def names(self, target: str) -> list[str]:
-        """What it is called there. In compose all containers of one name have the same devices, so workers with GPUs have names apart."""
+        """Its names there. In compose all containers of one name have the same devices, so workers with GPUs get separate names."""
         workers = self.spec.workers
         return [f"{self.name}-{worker}" for worker in range(workers)] if target == "compose" and self.gpus and workers > 1 else [self.name]
 
 
 BESIDE = {"etcd": "etcd itself", "http": "the frontend for HTTP"}
-"""What stands beside the services, by its name."""
+"""The other containers, by name."""
 FLEET = {"GENSET_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": "http://etcd:2379"}
 LISTENING = {"GENSET_WIRE_HOST": "0.0.0.0", "GENSET_WIRE_PORT": str(WIRE_PORT)}
 STATUS = {"GENSET_STATUS_HOST": "0.0.0.0", STATUS_VARIABLE: str(STATUS_PORT)}
@@ -143,16 +143,16 @@ ETCD_COMMAND = [
     "--advertise-client-urls=http://etcd:2379",
 ]
 START_S = 1800
-"""How long a service may take until it answers: it imports its modules first."""
+"""How long a service may take until it responds: it imports its modules first."""
 PERIOD_S, TIMEOUT_S = 5, 5
 STATUS_OF_CONTAINER = {"name": "status", "containerPort": STATUS_PORT}
 HTTP_FAILURES = 2
-"""How often the frontend may not be ready in a row."""
+"""The number of failed checks in a row after which the frontend is not ready."""
 
 
 def _ready_path(services: Sequence[_Deployed]) -> str:
-    """What says that the frontend is ready: that there is a model, or, in a graph that offers none, that it runs. Where `on_start` alone
-    registers models, they are not known here."""
+    """The path that tells whether the frontend is ready: with a model, or, in a graph without models, once it runs. Models that only
+    `on_start` registers are unknown here."""
     return "/ready" if any(each.spec.models for each in services) else "/live"
 
 
@@ -167,7 +167,7 @@ def _healthcheck(port: int, path: str, retries: int) -> dict[str, Any]:
 
 
 def compose(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub()) -> dict[str, Any]:
-    """The file of docker compose."""
+    """Returns the docker compose file."""
     made: dict[str, Any] = {
         "etcd": {"image": ETCD_IMAGE, "command": ETCD_COMMAND, "restart": "on-failure"},
         "http": {
@@ -185,7 +185,7 @@ def compose(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub()) 
     for each in services:
         names = each.names("compose")
         for name in names:
-            # A `count` of them would be the first ones of the machine for every container.
+            # With a `count` every container would get the machine's first devices.
             mine = list(itertools.islice(devices, each.gpus))
             made[name] = _compose_service(each, each.spec.workers // len(names), mine, hub)
     whole: dict[str, Any] = {"services": made}
@@ -200,11 +200,11 @@ def _compose_service(each: _Deployed, replicas: int, devices: Sequence[str], hub
     resources: dict[str, Any] = {"limits": {key: value for key, value in limits.items() if value is not None}}
     if devices:
         resources["reservations"] = {"devices": [{"driver": "nvidia", "device_ids": list(devices), "capabilities": ["gpu"]}]}
-    # What has no value is passed on from the environment of `docker compose`.
+    # A variable without a value is passed on from the environment of `docker compose`.
     token: dict[str, None] = {"HF_TOKEN": None} if hub.has_token else {}
     return {
         "image": each.image,
-        # Each of several containers tells others its own address.
+        # Each replica advertises its own address.
         "entrypoint": ["/bin/sh", "-c", 'GENSET_ADVERTISE_HOST=$$(hostname -i) exec "$$0" "$$@"'],
         "command": each.command,
         "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()} | hub.environment | token,
@@ -218,12 +218,12 @@ def _compose_service(each: _Deployed, replicas: int, devices: Sequence[str], hub
 
 
 def _compose_bytes(memory: str | None) -> str | None:
-    """Compose counts in powers of two and writes no `i`."""
+    """Compose counts in powers of two and omits the `i`."""
     return None if memory is None else memory.replace("i", "").lower()
 
 
 def kubernetes(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub()) -> list[dict[str, Any]]:
-    """The manifests, for `kubectl apply -f`."""
+    """Returns the manifests, for `kubectl apply -f`."""
     http = {
         "name": "http",
         "image": image,
@@ -259,8 +259,8 @@ def kubernetes(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub(
 
 
 def _probes(readiness: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked of a container: beside its `readiness`, its status port. That answers while a program's event loop is busy, and not
-    yet while its modules are imported."""
+    """The probes of a container: its `readiness`, and liveness by its status port. The status port responds even while a program's event
+    loop is busy, but not while its modules are imported."""
     return {
         "startupProbe": _asks("/live", START_S // PERIOD_S),
         "livenessProbe": _asks("/live", 3),
@@ -290,7 +290,7 @@ def _deployment(name: str, container: Mapping[str, Any], replicas: int = 1, clai
         volume = "model-cache"
         pod["containers"][0]["volumeMounts"] = [{"name": volume, "mountPath": MODEL_CACHE}]
         pod["volumes"] = [{"name": volume, "persistentVolumeClaim": {"claimName": claim}}]
-        # A new volume is root's. A full one is not walked through at each start.
+        # A new volume is root's. `OnRootMismatch` avoids walking through a full one at each start.
         pod["securityContext"] = {"fsGroup": IMAGE_USER, "fsGroupChangePolicy": "OnRootMismatch"}
     template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
@@ -298,7 +298,7 @@ def _deployment(name: str, container: Mapping[str, Any], replicas: int = 1, clai
 
 
 def to_yaml(value: Any, indent: str = "") -> str:
-    """Block YAML of plain data. Texts are quoted as JSON quotes them, which YAML reads too."""
+    """Writes plain data as block YAML. Strings are quoted as in JSON, which YAML reads too."""
     if isinstance(value, Mapping) and value:
         return "".join(f"{indent}{key}:{_nested(item, indent)}" for key, item in value.items())
     if isinstance(value, list) and value:

@@ -406,7 +406,7 @@ class ModelService(Service):
         on_stop: Callable[[Context], None] | None = None,
         on_served: Callable[[], None] | None = None,
     ) -> None:
-        """`hooks` answers the worker's other questions than requests. `on_stop` is called for stopped requests, and `on_served` when the
+        """`hooks` answers the worker's calls other than requests. `on_stop` is called for stopped requests, and `on_served` when the
         model is listed: from then on published events arrive."""
         super().__init__(endpoint)
         self._on_served = on_served

@@ -112,7 +112,7 @@ class Worker:
             logger.info("engine cleaned up")
 
     async def _hook(self, request: Any) -> dict[str, Any] | None:
-        """Answers the worker's other questions to the engine than requests."""
+        """Answers the worker's calls to the engine other than requests."""
         if "control" in request:
             arguments = dict(request["control"])
             return control_reply(await called(self.engine.control, arguments.pop("op"), arguments))
