@@ -63,7 +63,7 @@ enum Operation {
     LoadAdapter {
         /// The name that requests use
         name: String,
-        /// Where the engine finds it: for out=candle a folder on the worker's machine
+        /// Where the engine finds it: for out=candle and out=vllm a folder on the worker's machine
         source: String,
     },
     /// Make an adapter unavailable

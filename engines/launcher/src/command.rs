@@ -11,9 +11,10 @@ use genset_backend_common::{EngineError, Role, controls::Adapter};
 use serde_json::{Value, json};
 
 use crate::config::{LauncherConfig, split_address};
+use crate::controls::{LORA_UPDATES, variable};
 use crate::dialect::{Dialect, ExtraStyle, Flag, Flags, LeaderFlag};
 use crate::extra::{ExtraArgs, joined, spelled};
-use crate::ranks::vllm_size;
+use crate::ranks::{said, vllm_size};
 
 /// The default context of `llama_cpp.server`, in tokens.
 const LLAMA_CPP_PYTHON_CONTEXT: u32 = 2048;
@@ -94,13 +95,16 @@ impl Plan {
         self
     }
 
-    /// Adds LoRA adapters, which requests name as models. `Unsupported` for a server that does not support this.
+    /// Makes room for LoRA adapters, which [`lora_modules`] names. `Unsupported` for a server that does not support this.
     pub(crate) fn with_adapters(
         mut self,
         adapters: &[Adapter],
-        extra: Option<&ExtraArgs>,
+        config: &LauncherConfig,
     ) -> Result<Self, EngineError> {
-        if adapters.is_empty() {
+        let extra = config.extra.as_ref();
+        let loads_more = self.dialect == Dialect::Vllm && updates_adapters(config);
+        let is_on = said(config, &["--enable-lora"]).is_some();
+        if adapters.is_empty() && !(loads_more && is_on) {
             return Ok(self);
         }
         if self.dialect != Dialect::Vllm {
@@ -108,27 +112,30 @@ impl Plan {
             let problem = format!("is for out=candle, vllm and cmd, not for {title}");
             return Err(EngineError::unsupported("--adapter", problem));
         }
-        if let Some((key, extra)) = extra.and_then(|extra| {
+        let modules = extra.filter(|_| !adapters.is_empty()).and_then(|extra| {
             let named = |key: &&String| joined(key) == "lora-modules";
             Some((extra.entries().keys().find(named)?, extra))
-        }) {
+        });
+        if let Some((key, extra)) = modules {
             return Err(extra.invalid(key, "--adapter says it too; keep one of them"));
         }
         let is_said = |name: &str| {
             let opposite = format!("no-{name}");
             extra.is_some_and(|extra| extra.get(name).is_some() || extra.get(&opposite).is_some())
         };
-        if !is_said("enable-lora") {
+        if !is_on && !is_said("enable-lora") {
             self.args.push(flag("enable-lora"));
         }
-        if !is_said("max-loras") {
+        if !is_said("max-loras") && said(config, &["--max-loras"]).is_none() {
             // Otherwise a batch has requests of only one adapter. The last place stays empty: in a batch with adapters, vLLM
             // 0.32 on a CPU computes requests without one with what is loaded there.
-            let count = adapters.len().min(MAX_VLLM_ADAPTERS) + 1;
-            self.args.extend([flag("max-loras"), count.to_string()]);
+            let count = match loads_more {
+                true => MAX_VLLM_ADAPTERS,
+                false => adapters.len().min(MAX_VLLM_ADAPTERS),
+            };
+            self.args
+                .extend([flag("max-loras"), (count + 1).to_string()]);
         }
-        self.args.push(flag("lora-modules"));
-        self.args.extend(adapters.iter().map(lora_module));
         Ok(self)
     }
 
@@ -179,14 +186,30 @@ const RAW_LOGPROBS: &str = "SGLANG_RETURN_ORIGINAL_LOGPROB";
 /// The maximum number of adapters per batch that we configure in vLLM: it reserves memory for each.
 const MAX_VLLM_ADAPTERS: usize = 8;
 
+/// Whether the environment lets a vLLM load and unload adapters while it serves, read as vLLM reads it.
+fn updates_adapters(config: &LauncherConfig) -> bool {
+    let value = variable(config, LORA_UPDATES).unwrap_or_default();
+    ["1", "true"].contains(&value.trim().to_lowercase().as_str())
+}
+
+/// vLLM's arguments that name the adapters of its start.
+pub(crate) fn lora_modules(adapters: &[Adapter]) -> Vec<String> {
+    let name = (!adapters.is_empty()).then(|| flag("lora-modules"));
+    let modules = adapters.iter().map(lora_module);
+    name.into_iter().chain(modules).collect()
+}
+
+/// The folder of an adapter. The server starts in our folder, but its own launchers may change it.
+pub(crate) fn absolute(source: &str) -> String {
+    match std::path::absolute(source) {
+        Ok(path) => path.display().to_string(),
+        Err(_) => source.to_owned(),
+    }
+}
+
 /// An adapter in vLLM's notation: `NAME=DIR`, or JSON if that would be split at another place.
 fn lora_module(adapter: &Adapter) -> String {
-    let Adapter { name, source } = adapter;
-    // The server starts in our folder, but its own launchers may change it.
-    let source = match std::path::absolute(source) {
-        Ok(path) => path.display().to_string(),
-        Err(_) => source.clone(),
-    };
+    let (name, source) = (&adapter.name, absolute(&adapter.source));
     if [name, &source]
         .into_iter()
         .any(|text| text.contains(['=', ',']))

@@ -9,11 +9,17 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, ErrorKind, Role, controls::SleepLevel, error::At};
+use genset_backend_common::{
+    EngineError, ErrorKind, Role,
+    controls::{Adapter, SleepLevel},
+    error::At,
+};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use crate::adapters::{AtStart, Takes};
 use crate::api::controls::{Failed, sglang, stop_profile, vllm};
+use crate::command::absolute;
 use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
 use crate::kv::Clears;
@@ -35,6 +41,10 @@ const WRITES: &str = "the engine writes a profile; send the request again";
 /// without the server's key, and one of them, `/collective_rpc`, calls any method.
 const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1 in the worker's environment";
 
+/// The variable that lets a vLLM load and unload adapters while it serves. Genset does not set it: the operator decides whether
+/// memory is kept for adapters to come.
+pub(crate) const LORA_UPDATES: &str = "VLLM_ALLOW_RUNTIME_LORA_UPDATING";
+
 /// The variable for the profile folder in older versions of vLLM.
 const VLLM_PROFILES: &str = "VLLM_TORCH_PROFILER_DIR";
 /// The variable for SGLang's profile folder.
@@ -53,6 +63,8 @@ pub(crate) struct Controls {
     slow: Duration,
     /// Announces a cleared prefix cache.
     clears: Option<Arc<Clears>>,
+    takes: Takes,
+    at_start: AtStart,
 }
 
 /// The state of operations on one server. It ends with the server; a new server is awake.
@@ -61,6 +73,18 @@ pub(crate) struct Operated {
     /// The level at which it sleeps or may sleep. If that is unknown, it must be woken.
     sleeps: Option<SleepLevel>,
     is_profiling: bool,
+}
+
+impl Operated {
+    fn check_awake(&self) -> Result<(), EngineError> {
+        match self.sleeps {
+            None => Ok(()),
+            Some(SleepLevel::KvCache | SleepLevel::Weights) => {
+                let message = "the engine sleeps; wake it first";
+                Err(EngineError::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
 }
 
 impl Controls {
@@ -79,12 +103,20 @@ impl Controls {
             },
             slow: config.start_timeout,
             clears: None,
+            takes: Takes::Nothing,
+            at_start: AtStart::default(),
         }
     }
 
     /// Announces cleared caches; with `None`, no events are published.
     pub(crate) fn with_clears(mut self, clears: Option<Arc<Clears>>) -> Self {
         self.clears = clears;
+        self
+    }
+
+    /// Loads and unloads adapters, if the server takes them while it serves.
+    pub(crate) fn with_adapters(mut self, takes: Takes, at_start: AtStart) -> Self {
+        (self.takes, self.at_start) = (takes, at_start);
         self
     }
 
@@ -208,10 +240,7 @@ impl Controls {
                 return Err(EngineError::invalid_argument(At::other("source"), problem));
             }
         };
-        if operated.sleeps.is_some() {
-            let message = "the engine sleeps; wake it first";
-            return Err(EngineError::new(ErrorKind::Unavailable, message));
-        }
+        operated.check_awake()?;
         self.stop(server, EXCHANGED).await?;
         // The server clears its cache in any case.
         self.cleared();
@@ -229,6 +258,56 @@ impl Controls {
         }
         server.gate.open();
         Ok(updated?)
+    }
+
+    /// Loads an adapter.
+    pub(crate) async fn load_adapter(
+        &self,
+        server: &Server,
+        adapter: Adapter,
+    ) -> Result<(), EngineError> {
+        self.check_adapters("load_adapter")?;
+        adapter.check()?;
+        let operated = server.operated.lock().await;
+        operated.check_awake()?;
+        if server.adapters.find(&adapter.name).is_ok() {
+            let problem = format!("{:?} is loaded already; unload it first", adapter.name);
+            let at = At::other("adapter.name");
+            return Err(EngineError::invalid_argument(at, problem));
+        }
+        let model = server.adapters.new_name(&adapter.name);
+        let folder = absolute(&adapter.source);
+        match vllm::load_adapter(server, &model, &folder, self.slow).await {
+            Ok(()) => {
+                server.adapters.add(adapter, model);
+                Ok(())
+            }
+            Err(Failed::Refused(error)) => Err(not_loaded(server.judged(error).await)),
+            Err(Failed::Lost(error)) => Err(error),
+        }
+    }
+
+    /// Unloads an adapter, also for later starts of the server.
+    pub(crate) async fn unload_adapter(
+        &self,
+        server: &Server,
+        name: &str,
+    ) -> Result<(), EngineError> {
+        self.check_adapters("unload_adapter")?;
+        let operated = server.operated.lock().await;
+        operated.check_awake()?;
+        let served = server.adapters.take(name)?;
+        match vllm::unload_adapter(server, &served.model).await {
+            Err(failed) if !failed.is_missing() => {
+                server.adapters.restore(served);
+                Err(failed.into())
+            }
+            // The server may have lost it before.
+            Ok(()) | Err(_) => {
+                self.at_start.forget(name);
+                Ok(())
+            }
+        }
     }
 
     /// Starts to record a profile.
@@ -346,6 +425,24 @@ impl Controls {
         }
     }
 
+    /// # Errors
+    /// As [`check_sleep`](Self::check_sleep).
+    fn check_adapters(&self, op: &str) -> Result<(), EngineError> {
+        let variable = format!("{LORA_UPDATES}=1 in the worker's environment");
+        let problem = match (self.dialect, self.takes) {
+            (_, Takes::WhileServing) => return Ok(()),
+            (Dialect::Vllm, Takes::AtStart) => format!("{op} needs {variable}"),
+            (Dialect::Vllm, Takes::Nothing) => {
+                format!("{op} needs enable-lora among the extra arguments, and {variable}")
+            }
+            (
+                Dialect::Sglang | Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython,
+                Takes::AtStart | Takes::Nothing,
+            ) => format!("{op} is not asked of {}", self.dialect.kind().title()),
+        };
+        Err(unsupported(problem))
+    }
+
     /// Where profiles are written.
     ///
     /// # Errors
@@ -380,12 +477,21 @@ async fn check_level(server: &Server, known: Known, level: SleepLevel) -> Result
     Ok(())
 }
 
+/// The error of an adapter that the server did not load. A fault of a server that stays healthy is the adapter's.
+fn not_loaded(error: EngineError) -> EngineError {
+    if error.kind() != ErrorKind::Internal {
+        return error;
+    }
+    let message = error.message().to_owned();
+    EngineError::invalid_argument(At::other("adapter"), message).with_source(error)
+}
+
 fn unsupported(problem: impl std::fmt::Display) -> EngineError {
     EngineError::unsupported(At::other("op"), problem)
 }
 
 /// A variable in the server's environment.
-fn variable(config: &LauncherConfig, name: &str) -> Option<String> {
+pub(crate) fn variable(config: &LauncherConfig, name: &str) -> Option<String> {
     let own = config.env.get(name).cloned();
     own.or_else(|| {
         let is_inherited = config.inherited_env.has(name);

@@ -13,6 +13,7 @@ use genset_process::{Supervised, Supervision};
 use serde_json::Value;
 use tokio::time::timeout;
 
+use crate::adapters::{AtStart, Takes};
 use crate::apart::{Apart, Leg};
 use crate::api::{self, Api, Facts};
 use crate::bounds::bounded;
@@ -68,8 +69,6 @@ struct Running {
     context_length_tokens: u32,
     vocab_size: Option<NonZeroU32>,
     ranks: Ranks,
-    /// The adapters that the server was started with.
-    adapters: Vec<Adapter>,
     room: Option<Room>,
     apart: Apart,
     load: Arc<ServerLoad>,
@@ -99,16 +98,18 @@ impl LauncherEngine {
         let api = api::of(config, dialect)?;
         let mut plan = Plan::new(config, dialect)?
             .in_role(config, ctx.role)
-            .with_adapters(&ctx.adapters, config.extra.as_ref())?;
+            .with_adapters(&ctx.adapters, config)?;
         let source = kv_source(config, dialect)?;
         if let Some(source) = &source {
             plan = plan.with_args(source.args());
         }
         let followers = Arc::default();
         let load = Arc::new(ServerLoad::new(dialect, ctx));
+        let adapters = AtStart::new(ctx.adapters.clone());
         let program = Launch {
             config: config.clone(),
             plan,
+            adapters: adapters.clone(),
             tasks: self.supervision.tasks().clone(),
             progress: ctx.progress.clone(),
             load: Arc::clone(&load),
@@ -123,7 +124,8 @@ impl LauncherEngine {
         let mut declared = self.declare(&*api, dialect, context, facts);
         let ranks = Ranks::of(config, dialect, facts.ranks);
         declared.data_parallel_size = ranks.count();
-        declared.capabilities.adapters = !ctx.adapters.is_empty();
+        let takes = Takes::of(config, &adapters, &server).await;
+        declared.capabilities.adapters = takes == Takes::WhileServing || !ctx.adapters.is_empty();
         let kv_followers = match (source, &ranks) {
             (Some(source), Ranks::Known(_)) => kv_followers(&source, ctx, &declared, facts),
             (Some(_), Ranks::Unknown(_)) | (None, _) => Vec::new(),
@@ -148,14 +150,15 @@ impl LauncherEngine {
             });
         }
         load.started(&declared);
-        let controls = Controls::new(config, dialect, ctx.role).with_clears(clears);
+        let controls = Controls::new(config, dialect, ctx.role)
+            .with_clears(clears)
+            .with_adapters(takes, adapters);
         let running = Running {
             server: supervised,
             api,
             context_length_tokens: context,
             vocab_size: declared.vocab_size,
             ranks,
-            adapters: ctx.adapters.clone(),
             room: self.room(dialect, facts),
             apart,
             load,
@@ -223,18 +226,6 @@ impl LauncherEngine {
 }
 
 impl Running {
-    /// Refuses an adapter that the server was not started with. Otherwise a server might answer with its base model.
-    fn check_adapter(&self, name: Option<&str>) -> Result<(), EngineError> {
-        let is_known = |name: &str| self.adapters.iter().any(|adapter| adapter.name == name);
-        match name {
-            Some(name) if !is_known(name) => {
-                let message = format!("no adapter {name:?} is loaded");
-                Err(EngineError::not_found(message).with_at(RequestField::Adapter))
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
     /// The maximum answer length: the request's limit and the rest of the context.
     fn max_tokens(&self, request: &GenerateRequest) -> Option<u32> {
         let room = request
@@ -315,7 +306,7 @@ impl LauncherEngine {
     }
 }
 
-/// Operations besides generation. The adapters are those that the server was started with, also after a restart.
+/// Operations besides generation.
 #[async_trait]
 impl EngineControls for LauncherEngine {
     async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
@@ -348,8 +339,19 @@ impl EngineControls for LauncherEngine {
         running.controls.stop_profile(&server).await
     }
 
+    async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.load_adapter(&server, adapter).await
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.unload_adapter(&server, name).await
+    }
+
     async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
-        Ok(self.running.get()?.adapters.clone())
+        let (_, server) = self.operated()?;
+        Ok(server.adapters.list())
     }
 }
 
@@ -377,10 +379,12 @@ impl LLMEngine for LauncherEngine {
             ));
         }
         running.ranks.check(request.data_parallel_rank)?;
-        running.check_adapter(request.adapter.as_deref())?;
         let server = running.server.session()?;
+        let adapter = request.adapter.as_deref();
+        let adapter = adapter.map(|name| server.adapters.find(name)).transpose()?;
         let pass = server.gate.enter()?;
-        let request = bounded(request, running.vocab_size)?;
+        let mut request = bounded(request, running.vocab_size)?;
+        request.adapter = adapter.map(|adapter| adapter.model);
         let max_tokens = running.max_tokens(&request);
         let leg = running.apart.leg(&request, max_tokens)?;
         let call = match &leg {

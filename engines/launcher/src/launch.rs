@@ -13,7 +13,8 @@ use genset_process::{End, LineLimits, Process, Program, Started, Terms};
 use tokio::process::Command;
 use tokio_util::task::TaskTracker;
 
-use crate::command::Plan;
+use crate::adapters::AtStart;
+use crate::command::{Plan, lora_modules};
 use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
@@ -30,6 +31,8 @@ use crate::server::Server;
 pub(crate) struct Launch {
     pub(crate) config: LauncherConfig,
     pub(crate) plan: Plan,
+    /// The adapters that each server is started with.
+    pub(crate) adapters: AtStart,
     pub(crate) tasks: TaskTracker,
     pub(crate) progress: ProgressReporter,
     /// Follows the load of each server.
@@ -53,18 +56,18 @@ pub(crate) fn terms(config: &LauncherConfig) -> Terms {
 
 impl Launch {
     /// Starts the program with its ports and its key, and logs its output.
-    fn run(&self, ports: Ports, key: &ApiKey) -> io::Result<Process> {
-        let mut command = Command::new(&self.plan.program);
+    fn run(&self, plan: &Plan, ports: Ports, key: &ApiKey) -> io::Result<Process> {
+        let mut command = Command::new(&plan.program);
         self.config.inherited_env.apply(command.as_std_mut());
         command
-            .args(self.plan.args(ports.http))
+            .args(plan.args(ports.http))
             // Without it, Python buffers its output when that is a pipe.
             .env("PYTHONUNBUFFERED", "1")
             .envs(&self.config.env)
-            .envs(self.plan.env.iter().map(|(name, value)| (name, value)))
+            .envs(plan.env.iter().map(|(name, value)| (name, value)))
             .envs(ports.side_channel.iter().flat_map(side_channel));
         // The server reads its key from this file.
-        let settings = key.give(self.plan.dialect.flags().key, &mut command)?;
+        let settings = key.give(plan.dialect.flags().key, &mut command)?;
         let settings_path = settings.iter().map(|file| file.path().to_owned());
         let kv_folder = self
             .kv_source
@@ -96,17 +99,20 @@ impl Program for Launch {
     type Failure = ServerFailure;
 
     fn spawn(&self) -> Result<Started<Server, ()>, EngineError> {
-        let (config, plan) = (&self.config, &self.plan);
+        let config = &self.config;
+        let adapters = self.adapters.list();
+        let plan = self.plan.clone().with_args(lora_modules(&adapters));
         let title = config.kind.title();
         self.progress.report(&format!("starting {title}"), None);
-        let ports = Ports::free(plan)?;
+        let ports = Ports::free(&plan)?;
         let port = ports.http;
         tracing::info!(port, "starting {title}: {}", plan.line());
         let key = ApiKey::random();
         let process = self
-            .run(ports, &key)
+            .run(&plan, ports, &key)
             .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
-        let server = Arc::new(Server::new(plan.dialect, port, &key, self.tasks.clone()));
+        let server = Server::new(plan.dialect, port, &key, self.tasks.clone());
+        let server = Arc::new(server.with_adapters(adapters));
         let (asked, tail) = (Arc::clone(&server), process.tail());
         let (dialect, progress) = (plan.dialect, self.progress.clone());
         let begin = async move {

@@ -9,6 +9,7 @@
 //!
 //! The format of requests and answers is one module per server API, under `api`; everything else is shared.
 
+mod adapters;
 mod apart;
 mod api;
 #[cfg(feature = "cli")]

@@ -3,12 +3,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, controls::Adapter};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::adapters::Served;
 use crate::controls::Operated;
 use crate::dialect::Dialect;
 use crate::gate::Gate;
@@ -29,6 +30,8 @@ pub(crate) struct Server {
     pub(crate) operated: Mutex<Operated>,
     /// Locked during an operation that may take minutes, in which the server may not answer.
     pub(crate) busy: Mutex<()>,
+    /// The adapters that requests may name.
+    pub(crate) adapters: Served,
     dialect: Dialect,
     over: CancellationToken,
     failure: OnceLock<EngineError>,
@@ -42,10 +45,21 @@ impl Server {
             gate: Arc::new(Gate::new()),
             operated: Mutex::default(),
             busy: Mutex::default(),
+            adapters: Served::default(),
             dialect,
             over,
             failure: OnceLock::new(),
         }
+    }
+
+    /// Sets the adapters that it is started with.
+    pub(crate) fn with_adapters(mut self, adapters: Vec<Adapter>) -> Self {
+        self.adapters = Served::of_start(adapters);
+        self
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.dialect
     }
 
     /// Ends every active request with `error`; the first error stays.

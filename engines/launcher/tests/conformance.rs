@@ -12,13 +12,26 @@
 mod support;
 
 mod vllm {
-    use genset_conformance::{Scenario, suite};
-    use genset_engine_launcher::LauncherEngine;
+    use std::sync::LazyLock;
 
-    suite!(|_: &Scenario| LauncherEngine::new(crate::support::operated(
-        "vllm",
-        &["--block-size=32"]
-    )));
+    use genset_backend_common::controls::Adapter;
+    use genset_conformance::{Scenario, Subject, suite};
+    use genset_engine_launcher::LauncherEngine;
+    use tempfile::TempDir;
+
+    use crate::support::{adapter_folder, operated};
+
+    static ADAPTER: LazyLock<TempDir> = LazyLock::new(|| adapter_folder(4));
+
+    fn subject() -> Subject {
+        let engine = LauncherEngine::new(operated("vllm", &["--block-size=32"]));
+        Subject::new(engine).with_adapter(Adapter {
+            name: "poems".into(),
+            source: ADAPTER.path().display().to_string(),
+        })
+    }
+
+    suite!(|_: &Scenario| subject());
 }
 
 /// Requests and answers are translated by the same code as for one rank.

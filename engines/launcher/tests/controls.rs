@@ -11,19 +11,21 @@
 mod support;
 
 use std::pin::pin;
+use std::process::Command;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use genset_backend_common::controls::SleepLevel;
+use genset_backend_common::controls::{Adapter, SleepLevel};
 use genset_backend_common::{
     EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream,
     RequestContext, StartContext,
 };
-use genset_engine_launcher::{LauncherConfig, LauncherEngine};
+use genset_engine_launcher::{LauncherConfig, LauncherEngine, RestartPolicy};
 use serde_json::json;
+use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-use support::{LONG, Reports, config, operated, read};
+use support::{Answer, LONG, Reports, adapter_folder, config, operated, read};
 
 async fn started(config: LauncherConfig) -> LauncherEngine {
     let engine = LauncherEngine::new(config);
@@ -357,4 +359,194 @@ async fn requests_under_way_go_on_behind_a_profile_and_new_ones_are_refused_mean
         answer(&engine, 2).await;
         engine.cleanup().await.unwrap();
     }
+}
+
+fn adapter(name: &str, folder: &TempDir) -> Adapter {
+    Adapter {
+        name: name.into(),
+        source: folder.path().display().to_string(),
+    }
+}
+
+/// A request of three blocks of 32 tokens and a few more, under an adapter or for the model alone.
+async fn ask_under(
+    engine: &LauncherEngine,
+    adapter: Option<&str>,
+) -> Result<OutputStream, EngineError> {
+    let mut request = GenerateRequest::from_tokens("m", (300..400).collect());
+    request.adapter = adapter.map(str::to_owned);
+    request.stop.max_tokens = Some(6);
+    request.stop.ignore_eos = true;
+    request.sampling.temperature = Some(0.0);
+    engine.generate(request, RequestContext::new("r")).await
+}
+
+async fn under(engine: &LauncherEngine, adapter: Option<&str>) -> Answer {
+    let answer = read(ask_under(engine, adapter).await.unwrap()).await;
+    assert_eq!(answer.finished().usage.completion_tokens, 6);
+    answer
+}
+
+async fn is_unknown(engine: &LauncherEngine, adapter: &str) {
+    let error = ask_under(engine, Some(adapter)).await.map(drop);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn a_vllm_takes_adapters_while_it_serves_and_reuses_nothing_of_a_former_one() {
+    let mut reports = Reports::listen().await;
+    let config = operated("vllm", &[&reports.flag(), "--block-size=32"]);
+    let engine = LauncherEngine::new(config);
+    let declared = engine.start(StartContext::detached(1)).await.unwrap();
+    assert!(declared.capabilities.adapters);
+    let controls = controls(&engine);
+    let (four, eight) = (adapter_folder(4), adapter_folder(8));
+    let base = under(&engine, None).await.tokens;
+    is_unknown(&engine, "french").await;
+
+    let first = adapter("french", &four);
+    controls.load_adapter(first.clone()).await.unwrap();
+    let loaded = std::slice::from_ref(&first);
+    assert_eq!(controls.adapters().await.unwrap(), loaded);
+    let french = under(&engine, Some("french")).await.tokens;
+    assert_ne!(french, base);
+    let twice = controls.load_adapter(first.clone()).await.unwrap_err();
+    assert_eq!(twice.kind(), ErrorKind::InvalidArgument);
+    assert!(twice.message().contains("unload it first"), "{twice}");
+    controls.unload_adapter("french").await.unwrap();
+    assert!(controls.adapters().await.unwrap().is_empty());
+    is_unknown(&engine, "french").await;
+
+    controls
+        .load_adapter(adapter("french", &eight))
+        .await
+        .unwrap();
+    let other = under(&engine, Some("french")).await;
+    assert_eq!(other.finished().usage.cached_tokens, Some(0));
+    assert!(other.tokens != french && other.tokens != base);
+    let again = under(&engine, Some("french")).await;
+    assert_eq!(again.finished().usage.cached_tokens, Some(96));
+    assert_eq!(again.tokens, other.tokens);
+    assert_eq!(under(&engine, None).await.tokens, base);
+    let (load, unload) = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter");
+    let (four, eight) = (four.path(), eight.path());
+    let expected = [
+        (load, json!({"lora_name": "french#1", "lora_path": four})),
+        (unload, json!({"lora_name": "french#1"})),
+        (load, json!({"lora_name": "french#2", "lora_path": eight})),
+    ];
+    let expected = expected.map(|(path, body)| (path.to_owned(), body));
+    assert_eq!(asked(&mut reports, 3).await, expected);
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_adapter_that_cannot_be_loaded_or_unloaded_changes_nothing() {
+    let engine = started(operated("vllm", &["--fault", "unload-fails"])).await;
+    let controls = controls(&engine);
+    let base = under(&engine, None).await.tokens;
+    let empty = tempfile::tempdir().unwrap();
+    let large = adapter_folder(64);
+    for (folder, kind, says) in [
+        (&empty, ErrorKind::NotFound, "No adapter found"),
+        (&large, ErrorKind::InvalidArgument, "max_lora_rank 16"),
+    ] {
+        let error = controls.load_adapter(adapter("french", folder)).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.message().contains(says), "{error}");
+        assert!(controls.adapters().await.unwrap().is_empty());
+        is_unknown(&engine, "french").await;
+    }
+    let unknown = controls.unload_adapter("french").await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::NotFound);
+
+    let folder = adapter_folder(4);
+    controls.sleep(SleepLevel::Weights).await.unwrap();
+    let asleep = controls.load_adapter(adapter("french", &folder)).await;
+    assert_eq!(asleep.unwrap_err().kind(), ErrorKind::Unavailable);
+    controls.wake().await.unwrap();
+    controls
+        .load_adapter(adapter("french", &folder))
+        .await
+        .unwrap();
+    let french = under(&engine, Some("french")).await.tokens;
+    assert_ne!(french, base);
+    controls.unload_adapter("french").await.unwrap_err();
+    assert_eq!(controls.adapters().await.unwrap().len(), 1);
+    assert_eq!(under(&engine, Some("french")).await.tokens, french);
+    controls.unload_adapter("french").await.unwrap();
+    is_unknown(&engine, "french").await;
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_vllm_without_the_variable_keeps_the_adapters_of_its_start() {
+    let mut config = operated("vllm", &[]);
+    config.env.remove("VLLM_ALLOW_RUNTIME_LORA_UPDATING");
+    let engine = started(config.clone()).await;
+    let error = refused(controls(&engine).unload_adapter("french")).await;
+    assert!(
+        error.contains("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+        "{error}"
+    );
+    let listed = controls(&engine).adapters().await.unwrap();
+    assert!(listed.is_empty());
+    engine.cleanup().await.unwrap();
+
+    let engine = LauncherEngine::new(config);
+    let folder = adapter_folder(4);
+    let mut ctx = StartContext::detached(1);
+    ctx.adapters = vec![adapter("french", &folder)];
+    let declared = engine.start(ctx).await.unwrap();
+    assert!(declared.capabilities.adapters);
+    refused(controls(&engine).unload_adapter("french")).await;
+    under(&engine, Some("french")).await;
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_started_again_has_the_adapters_of_its_start_that_are_not_unloaded() {
+    let mut reports = Reports::listen().await;
+    let mut config = operated("vllm", &[&reports.flag()]);
+    config.restart = Some(RestartPolicy {
+        first_pause: Duration::from_millis(10),
+        ..RestartPolicy::new(1)
+    });
+    let engine = LauncherEngine::new(config);
+    let folders = [4, 8, 12].map(adapter_folder);
+    let [stays, goes, late] = ["stays", "goes", "late"];
+    let mut ctx = StartContext::detached(1);
+    ctx.adapters = vec![adapter(stays, &folders[0]), adapter(goes, &folders[1])];
+    engine.start(ctx.clone()).await.unwrap();
+    let pid = reports.next("pid").await;
+    let controls = controls(&engine);
+    controls.unload_adapter(goes).await.unwrap();
+    let loaded = adapter(late, &folders[2]);
+    controls.load_adapter(loaded.clone()).await.unwrap();
+    let before = [
+        under(&engine, Some(stays)).await.tokens,
+        under(&engine, Some(late)).await.tokens,
+    ];
+
+    let mut downs = ctx.health.downs();
+    let mut kill = Command::new("kill");
+    let killed = kill.args(["-KILL", &pid.to_string()]).status().unwrap();
+    assert!(killed.success());
+    for is_down in [true, false] {
+        let waited = downs.wait_for(|down| down.is_some() == is_down);
+        timeout(LONG, waited).await.unwrap().unwrap();
+    }
+    let listed = controls.adapters().await.unwrap();
+    assert_eq!(listed, [adapter(stays, &folders[0])]);
+    is_unknown(&engine, goes).await;
+    is_unknown(&engine, late).await;
+    // The Worker does this.
+    controls.load_adapter(loaded).await.unwrap();
+    let after = [
+        under(&engine, Some(stays)).await.tokens,
+        under(&engine, Some(late)).await.tokens,
+    ];
+    assert_eq!(after, before);
+    engine.cleanup().await.unwrap();
 }

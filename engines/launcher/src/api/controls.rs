@@ -7,6 +7,9 @@
 //! (`serve/middleware/authenticate.py`). SGLang 0.5.23: `sglang/srt/entrypoints/http_server.py`,
 //! `managers/scheduler_components/weight_updater.py`. A failed assertion ends its scheduler: it must be idle when memory is
 //! released, and may resume only what was released.
+//!
+//! vLLM's routes for adapters are from its source alone (`serve/lora/api_router.py`, `openai/models/serving.py`). They need
+//! `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`, and the key protects them, for they begin with `/v1`.
 
 use std::time::Duration;
 
@@ -98,10 +101,14 @@ pub(crate) mod vllm {
     use genset_backend_common::{EngineError, ErrorKind, controls::SleepLevel};
     use hyper::StatusCode;
     use serde::Deserialize;
+    use serde_json::json;
     use tokio::time::timeout;
 
     use super::{Failed, QUICK, ask};
     use crate::server::Server;
+
+    /// Loads an adapter.
+    const LOAD_ADAPTER: &str = "/v1/load_lora_adapter";
 
     /// Frees the KV cache of a paused server; level 0 of sleep pauses it. Only newer versions have this route.
     const RELEASE_KV_CACHE: &str = "/release_kv_cache_memory";
@@ -123,11 +130,16 @@ pub(crate) mod vllm {
     /// # Errors
     /// As [`has_sleep`].
     pub(crate) async fn frees_kv_cache(server: &Server) -> Result<bool, EngineError> {
+        has_post(server, RELEASE_KV_CACHE).await.ok_or_else(unsaid)
+    }
+
+    /// Whether the server has this route for POST; `None` if it does not say.
+    async fn has_post(server: &Server, path: &str) -> Option<bool> {
         // The route needs another method, so this call does nothing.
-        match timeout(QUICK, server.client.status(RELEASE_KV_CACHE)).await {
-            Ok(Ok(StatusCode::METHOD_NOT_ALLOWED)) => Ok(true),
-            Ok(Ok(StatusCode::NOT_FOUND)) => Ok(false),
-            Ok(_) | Err(_) => Err(unsaid()),
+        match timeout(QUICK, server.client.status(path)).await {
+            Ok(Ok(StatusCode::METHOD_NOT_ALLOWED)) => Some(true),
+            Ok(Ok(StatusCode::NOT_FOUND)) => Some(false),
+            Ok(_) | Err(_) => None,
         }
     }
 
@@ -209,6 +221,30 @@ pub(crate) mod vllm {
 
     pub(crate) async fn start_profile(server: &Server) -> Result<(), Failed> {
         ask(server, "/start_profile", Bytes::new(), QUICK)
+            .await
+            .map(drop)
+    }
+
+    /// Whether the server loads adapters while it serves.
+    pub(crate) async fn loads_adapters(server: &Server) -> bool {
+        has_post(server, LOAD_ADAPTER).await == Some(true)
+    }
+
+    /// Loads the adapter in a folder, under a name that no loaded adapter has.
+    pub(crate) async fn load_adapter(
+        server: &Server,
+        name: &str,
+        folder: &str,
+        limit: Duration,
+    ) -> Result<(), Failed> {
+        let body = json!({"lora_name": name, "lora_path": folder}).to_string();
+        ask(server, LOAD_ADAPTER, body, limit).await.map(drop)
+    }
+
+    /// Unloads an adapter. Running requests with it continue: the server loads it again for them, from its folder.
+    pub(crate) async fn unload_adapter(server: &Server, name: &str) -> Result<(), Failed> {
+        let body = json!({ "lora_name": name }).to_string();
+        ask(server, "/v1/unload_lora_adapter", body, QUICK)
             .await
             .map(drop)
     }

@@ -364,8 +364,8 @@ fn vllm_is_told_of_adapters() {
     let mut config = config(ServerKind::Vllm);
     let line = |config: &LauncherConfig| {
         let plan = Plan::new(config, Dialect::Vllm).unwrap();
-        let plan = plan.with_adapters(&adapters, config.extra.as_ref());
-        plan.unwrap().args(8000).join(" ")
+        let plan = plan.with_adapters(&adapters, config).unwrap();
+        plan.with_args(lora_modules(&adapters)).args(8000).join(" ")
     };
     let modules = r#"--lora-modules french=/a/french {"name":"a=b","path":"/a/x,y"} --port 8000"#;
     let told = line(&config);
@@ -383,8 +383,40 @@ fn vllm_is_told_of_adapters() {
     );
     let _file = with_extra(&mut config, "b.yaml", "lora-modules: [a=b]\n");
     let plan = Plan::new(&config, Dialect::Vllm).unwrap();
-    let error = plan.with_adapters(&adapters, config.extra.as_ref());
+    let error = plan.with_adapters(&adapters, &config);
     assert!(error.unwrap_err().message().contains("lora-modules"));
+}
+
+#[test]
+fn a_vllm_that_loads_adapters_later_has_room_for_them() {
+    let mut config = config(ServerKind::Vllm);
+    let with = |config: &LauncherConfig, adapters: &[Adapter]| {
+        let plan = Plan::new(config, Dialect::Vllm).unwrap();
+        let plan = plan.with_adapters(adapters, config).unwrap();
+        plan.args(8000).join(" ")
+    };
+    let one = [adapter("french", "/a/french")];
+    assert!(with(&config, &one).ends_with("--enable-lora --max-loras 2 --port 8000"));
+    config.env.insert(LORA_UPDATES.into(), "True".into());
+    assert!(with(&config, &one).ends_with("--enable-lora --max-loras 9 --port 8000"));
+    assert!(!with(&config, &[]).contains("lora"));
+    let file = with_extra(&mut config, "a.yaml", "enable-lora: true\n");
+    assert!(with(&config, &[]).ends_with("--enable-lora --max-loras 9 --port 8000"));
+    drop(file);
+    let _file = with_extra(
+        &mut config,
+        "b.yaml",
+        "enable_lora: true\nmax-loras: 3\nlora-modules: [a=/a]\n",
+    );
+    let told = with(&config, &[]);
+    assert_eq!(told.matches("--max-loras 3").count(), 1, "{told}");
+    assert_eq!(told.matches("lora-modules").count(), 1, "{told}");
+    config.env.insert(LORA_UPDATES.into(), "0".into());
+    config.extra = None;
+    let command = ["vllm", "serve", "--max-loras", "4"].map(str::to_owned);
+    config.command = Some(command.to_vec());
+    let told = with(&config, &one);
+    assert_eq!(told.matches("--max-loras").count(), 1, "{told}");
 }
 
 #[test]
@@ -392,9 +424,9 @@ fn other_servers_are_told_of_no_adapters() {
     for dialect in [Dialect::Sglang, Dialect::Trtllm, Dialect::LlamaServer] {
         let config = config(dialect.kind());
         let plan = || Plan::new(&config, dialect).unwrap();
-        plan().with_adapters(&[], None).unwrap();
+        plan().with_adapters(&[], &config).unwrap();
         let error = plan()
-            .with_adapters(&[adapter("a", "/a")], None)
+            .with_adapters(&[adapter("a", "/a")], &config)
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.at().map(|at| at.name()), Some("--adapter"));

@@ -77,6 +77,46 @@ async fn servers_without_controls_refuse_them_by_their_name() {
 }
 
 #[tokio::test]
+async fn what_a_server_needs_to_load_adapters_is_named() {
+    let adapter = || Adapter {
+        name: "french".into(),
+        source: "/a/french".into(),
+    };
+    let variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in the worker's environment";
+    for (kind, dialect, takes, needs) in [
+        (
+            ServerKind::Vllm,
+            Dialect::Vllm,
+            Takes::Nothing,
+            format!("needs enable-lora among the extra arguments, and {variable}"),
+        ),
+        (
+            ServerKind::Vllm,
+            Dialect::Vllm,
+            Takes::AtStart,
+            format!("needs {variable}"),
+        ),
+        (
+            ServerKind::Sglang,
+            Dialect::Sglang,
+            Takes::Nothing,
+            "is not asked of SGLang".to_owned(),
+        ),
+    ] {
+        let controls = Controls::new(&config(kind, &["server"]), dialect, Role::Aggregated);
+        let controls = controls.with_adapters(takes, AtStart::default());
+        let server = server(dialect);
+        let load = controls.load_adapter(&server, adapter()).await;
+        let unload = controls.unload_adapter(&server, "french").await;
+        for (result, op) in [(load, "load_adapter"), (unload, "unload_adapter")] {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert_eq!(error.message(), format!("{op} {needs}"));
+        }
+    }
+}
+
+#[tokio::test]
 async fn instances_that_hold_blocks_for_others_do_not_sleep() {
     let config = config(ServerKind::Vllm, &["vllm", "serve", "--enable-sleep-mode"]);
     for role in [Role::Prefill, Role::Decode] {

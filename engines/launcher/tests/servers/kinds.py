@@ -85,7 +85,9 @@ class Vllm(Kind):
     sleep_setting = "enable-sleep-mode"
 
     def operated(self, profiles):
-        return {"profiler-config": {"profiler": "torch", "torch_profiler_dir": profiles}}, {"VLLM_SERVER_DEV_MODE": "1"}
+        profiler = {"profiler": "torch", "torch_profiler_dir": profiles}
+        env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        return {"profiler-config": profiler, "enable-lora": True}, env
 
     @property
     def env(self):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 
+from adapters import write_adapter
 from genset import Genset, wait_until
 
 ENDPOINT = "dyn://real.operated.generate"
@@ -121,6 +122,50 @@ def profile(on):
     found = [file for _, _, files in os.walk(on.profiles) for file in files]
     assert found, f"nothing is in {on.profiles}"
     on.stream().whole()
+
+
+@trial("adapters are loaded and unloaded beside an answer")
+def adapters_change(on):
+    folders = []
+    for seed in (10, 11):
+        folders.append(os.path.join(on.kind.args.out, f"adapter-{seed}"))
+        write_adapter(folders[-1], on.kind.model, seed)
+    if not on.kind.has_adapters:
+        code, said = on.control("load-adapter", "late", folders[0])
+        assert code == 1 and "is not asked of" in said, said
+        return
+
+    def is_listed(name):
+        return any(model["id"] == name for model in on.front.ask("/v1/models")["data"])
+
+    def load(name, folder):
+        on.done("load-adapter", name, folder)
+        wait_until(30, f"the adapter {name}", lambda: is_listed(name))
+
+    def text(model):
+        # Several blocks, which the second question would find in the prefix cache.
+        body = {**on.chat(STORY * 12), "model": model}
+        return [on.front.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"] for _ in range(2)]
+
+    base = text(on.model)
+    alone = on.stream().whole()
+    answer = on.stream().read(20)
+    load("late", folders[0])
+    first = text("late")
+    on.done("unload-adapter", "late")
+    wait_until(30, "the end of the adapter", lambda: not is_listed("late"))
+    load("late", folders[1])
+    second = text("late")
+    load("fresh", folders[1])
+    assert second == text("fresh"), (second, text("fresh"))
+    assert len({base[0], first[0], second[0]}) == 3, (base, first, second)
+    assert text(on.model) == base
+    together = answer.whole()
+    assert together == alone, (together, alone)
+    for name in ("late", "fresh"):
+        on.done("unload-adapter", name)
+    code, said = on.control("load-adapter", "none", on.place[-1])
+    assert code == 1 and "none" not in on.control("adapters")[1], said
 
 
 def goes_on(on, workers):

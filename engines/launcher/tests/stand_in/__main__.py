@@ -227,6 +227,8 @@ def main():
     parser.add_argument("--enable-metrics", action="store_true")
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--profiler-config", default="{}")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--lora-modules", nargs="*", default=[])
     parser.add_argument("--enable-memory-saver", action="store_true")
     parser.add_argument("--enable-weights-cpu-backup", action="store_true")
     args, _ = parser.parse_known_args()

@@ -113,20 +113,23 @@ class Completions(Api):
             send = self.gather(whole)
         has_ids = body.get("return_token_ids") if self.is_vllm else not body.get("detokenize", True)
         options, generated, reason = Options(body), [], None
+        # A request keeps its adapter, also if that is unloaded meanwhile.
+        lora = body.get("model") if body.get("model") in self.controls.adapters else None
+        weights = [self.controls.adapters[lora]] if lora else []
         asked = body.get("structured_outputs") or {}
         schema = asked.get("json", {} if asked.get("json_object") else None)
         guide = Guide(guided_text(asked.get("regex"), schema, asked.get("choice")))
         salt = body.get("cache_salt")
-        cached = rank.blocks.cached(prompt, salt) if rank else self.cached(prompt)
+        cached = rank.blocks.cached(prompt, salt, lora) if rank else self.cached(prompt)
         if rank:
             await rank.scheduled.enter(len(prompt))
         while reason is None:
             await pace()
             await self.controls.awake()
             if rank:
-                rank.blocks.store(prompt + generated, salt)
+                rank.blocks.store(prompt + generated, salt, lora)
                 rank.scheduled.hold(len(prompt) + len(generated))
-            token, ranked = sample(prompt, generated, options, guide)
+            token, ranked = sample(weights + prompt, generated, options, guide)
             kept_away = self.kept_away(body) if len(generated) < body.get("min_tokens", 0) else ()
             if token in kept_away:
                 token = next(other for _, other in ranked if other not in kept_away)

@@ -1,5 +1,6 @@
 """Operations: the routes of vLLM 0.32.0 and SGLang 0.5.23, available under the same conditions. The fault "old" is a vLLM from before
-level 0 of sleep became a pause; it does not report whether it cleared its prefix cache."""
+level 0 of sleep became a pause; it does not report whether it cleared its prefix cache. The routes for adapters are written from vLLM's
+source, and were not recorded."""
 
 import asyncio
 import json
@@ -12,6 +13,9 @@ from model import Refused
 
 class Controls:
     """For a server without operations."""
+
+    # The ranks of the adapters, by name. Answers depend on the rank.
+    adapters = {}
 
     async def health(self):
         pass
@@ -32,8 +36,27 @@ def die(why):
     os._exit(1)
 
 
-def failed(status, message):
-    return Refused(status, {"error": {"message": message, "type": "InternalServerError", "param": None, "code": status}})
+def failed(status, message, kind="InternalServerError"):
+    return Refused(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
+
+
+def is_set(variable):
+    return os.environ.get(variable, "0").strip().lower() in ("1", "true")
+
+
+# The routes for adapters, if the environment allows them.
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+# The largest rank that vLLM takes unless it is told another.
+MAX_LORA_RANK = 16
+
+
+def named(module):
+    """Name and folder in an argument of `--lora-modules`."""
+    if module.startswith("{"):
+        module = json.loads(module)
+        return module["name"], module["path"]
+    return module.split("=", 1)
 
 
 class VllmControls(Controls):
@@ -45,6 +68,37 @@ class VllmControls(Controls):
         self.runs = asyncio.Event()
         self.runs.set()
         self.has_weights = True
+        self.updates_loras, self.has_lora, self.adapters = is_set("VLLM_ALLOW_RUNTIME_LORA_UPDATING"), args.enable_lora, {}
+        for name, folder in map(named, args.lora_modules):
+            try:
+                self.load(name, folder)
+            except Refused as refused:
+                sys.exit(f"ValueError: {refused.body['error']['message']}")
+
+    def load(self, name, folder):
+        if name in self.adapters:
+            again = "If you want to load the adapter in place, set 'load_inplace' to True."
+            raise failed(400, f"The lora adapter '{name}' has already been loaded. {again}", "InvalidUserInput")
+        if not self.has_lora:
+            raise failed(500, "Call to add_lora method failed: LoRA is not enabled. Use --enable-lora to enable LoRA.")
+        try:
+            with open(os.path.join(folder, "adapter_config.json")) as file:
+                rank = json.load(file)["r"]
+        except FileNotFoundError:
+            raise failed(404, f"Loading lora {name} failed: No adapter found for {folder}", "NotFoundError") from None
+        if rank > MAX_LORA_RANK:
+            raise failed(500, f"Call to add_lora method failed: LoRA rank {rank} is greater than max_lora_rank {MAX_LORA_RANK}.")
+        self.adapters[name] = rank
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload(self, name):
+        if name not in self.adapters:
+            raise failed(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
+        if self.fault == "unload-fails":
+            self.fault = None
+            raise failed(500, f"Failed to remove lora adapter '{name}' from the engine.")
+        del self.adapters[name]
+        return f"Success: LoRA adapter '{name}' removed successfully."
 
     async def awake(self):
         await self.runs.wait()
@@ -52,7 +106,8 @@ class VllmControls(Controls):
             die("the real one answers garbage")
 
     def get(self, path):
-        if self.is_dev and path == "/release_kv_cache_memory" and self.fault != "old":
+        is_release = self.is_dev and path == "/release_kv_cache_memory" and self.fault != "old"
+        if is_release or (self.updates_loras and path in (LOAD, UNLOAD)):
             raise Refused(405, {"detail": "Method Not Allowed"})
         return {"is_sleeping": not self.runs.is_set()} if self.is_dev and path == "/is_sleeping" else None
 
@@ -60,6 +115,10 @@ class VllmControls(Controls):
         if path in ("/start_profile", "/stop_profile") and self.profiler:
             self.is_profiling = path == "/start_profile"
             return ""
+        if self.updates_loras and path == LOAD:
+            return self.load(body["lora_name"], body["lora_path"])
+        if self.updates_loras and path == UNLOAD:
+            return self.unload(body["lora_name"])
         return self.dev(*path.partition("?")[::2]) if self.is_dev else None
 
     def dev(self, path, query):

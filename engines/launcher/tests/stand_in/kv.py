@@ -51,31 +51,32 @@ class Blocks:
             self.sockets[0].send(writer, [b"", len(self.sent).to_bytes(8, "big"), payload])
         self.sent.append(payload)
 
-    def chain(self, tokens, salt):
-        """The hashes of the full blocks."""
-        hashes, before = [], str(salt)
+    def chain(self, tokens, salt, lora=None):
+        """The hashes of the full blocks. They depend on the name of an adapter, not on its weights."""
+        hashes, before = [], f"{salt} {lora}"
         for start in range(0, len(tokens) - self.size + 1, self.size):
             digest = hashlib.sha256(f"{before} {tokens[start : start + self.size]}".encode()).digest()
             before = int.from_bytes(digest[-8:], "big")
             hashes.append(before)
         return hashes
 
-    def cached(self, tokens, salt):
+    def cached(self, tokens, salt, lora=None):
         """The number of cached tokens. The last token is always computed."""
-        chain = self.chain(tokens[:-1], salt)
+        chain = self.chain(tokens[:-1], salt, lora)
         return self.size * next((place for place, block in enumerate(chain) if block not in self.known), len(chain))
 
-    def store(self, tokens, salt):
-        chain = self.chain(tokens, salt)
+    def store(self, tokens, salt, lora=None):
+        chain = self.chain(tokens, salt, lora)
         first = next((place for place, block in enumerate(chain) if block not in self.known), len(chain))
         if first == len(chain):
             return
         self.known.update(chain)
         parent = chain[first - 1] if first else None
-        self.publish([self.stored(chain[first:], parent, tokens[first * self.size : len(chain) * self.size], salt)])
+        self.publish([self.stored(chain[first:], parent, tokens[first * self.size : len(chain) * self.size], salt, lora)])
 
-    def stored(self, hashes, parent, tokens, salt):
+    def stored(self, hashes, parent, tokens, salt, lora):
         salted = [[salt]] if salt and parent is None else []
+        keys = salted + [None] * (len(hashes) - len(salted))
         return {
             "type": "BlockStored",
             "block_hashes": hashes,
@@ -84,8 +85,8 @@ class Blocks:
             "block_size": self.size,
             "lora_id": None,
             "medium": "GPU",
-            "lora_name": None,
-            "extra_keys": salted + [None] * (len(hashes) - len(salted)),
+            "lora_name": lora,
+            "extra_keys": [[lora, *(key or [])] for key in keys] if lora else keys,
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
         }

@@ -39,11 +39,11 @@ class RadixBlocks(Blocks):
         for socket in self.sockets:
             await socket.listen()
 
-    def chain(self, tokens, salt):
+    def chain(self, tokens, salt, lora=None):
         """Hashes are signed."""
-        return [block - (1 << 64 if block >> 63 else 0) for block in super().chain(tokens, salt)]
+        return [block - (1 << 64 if block >> 63 else 0) for block in super().chain(tokens, salt, lora)]
 
-    def stored(self, hashes, parent, tokens, salt):
+    def stored(self, hashes, parent, tokens, salt, lora):
         stored = {
             "type": "BlockStored",
             "block_hashes": hashes,

@@ -10,6 +10,7 @@ use genset_backend_common::{
 };
 use genset_engine_launcher::{LauncherConfig, LauncherEngine, ServerInput, ServerKind};
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -51,7 +52,8 @@ pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
 
 /// The config of a vLLM or an SGLang that is started with everything that operations need.
 pub fn operated(api: &str, flags: &[&str]) -> LauncherConfig {
-    const VLLM: [&str; 3] = [
+    const VLLM: [&str; 4] = [
+        "--enable-lora",
         "--enable-sleep-mode",
         "--profiler-config",
         r#"{"profiler": "torch", "torch_profiler_dir": "/profiles"}"#,
@@ -63,9 +65,18 @@ pub fn operated(api: &str, flags: &[&str]) -> LauncherConfig {
         other => panic!("nothing can be asked of {other}"),
     };
     let mut config = config(api, &[needed, flags].concat());
-    let variable = "VLLM_SERVER_DEV_MODE".to_owned();
-    config.env.insert(variable, "1".to_owned());
+    for variable in ["VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] {
+        config.env.insert(variable.to_owned(), "1".to_owned());
+    }
     config
+}
+
+/// The folder of an adapter. The stand-in's answers under it depend on its rank.
+pub fn adapter_folder(rank: u32) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let said = serde_json::json!({ "r": rank }).to_string();
+    std::fs::write(folder.path().join("adapter_config.json"), said).unwrap();
+    folder
 }
 
 /// The result of a request.
