@@ -1,12 +1,13 @@
 //! Values that Jinja's filters return as iterators in Python, but as lists in the engine used here.
 //!
-//! It can be read repeatedly, like a list. In comparisons it behaves as an iterator: it equals only itself and has no order.
+//! Such a value can be read repeatedly, like a list. In comparisons it behaves as an iterator: it equals only itself and has no order.
 //!
 //! # Source
 //!
 //! `jinja2/filters.py`
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::sync::Arc;
 
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr};
@@ -56,6 +57,11 @@ impl Object for Itself {
         let other = other.downcast_ref::<Self>()?;
         Some(Arc::as_ptr(&self.0).cmp(&Arc::as_ptr(&other.0)))
     }
+
+    /// The engine compares objects of different types by their text. Writing the items would be work that nothing charges for.
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("iterator")
+    }
 }
 
 /// Returns an iterator over the items.
@@ -79,12 +85,22 @@ pub(super) fn compared(value: Value) -> Value {
 /// Refuses an iterator in an ordering comparison.
 ///
 /// # Errors
-///
-/// When the value is an iterator.
+/// If the value is an iterator.
 pub(super) fn check_ordered(value: &Value) -> Result<(), Error> {
     if is_iterator(value) {
         let detail = "an iterator is not ordered; make a list of it";
         return Err(Error::new(ErrorKind::InvalidOperation, detail));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comparison_does_not_write_the_items() {
+        let items = [1, 2].map(Value::from);
+        assert_eq!(compared(over(items.into_iter())).to_string(), "iterator");
+    }
 }
