@@ -50,7 +50,7 @@ pub struct Answer {
     /// Splits the text into deltas; `None` if no markup is expected.
     splitter: Option<Box<Splitter>>,
     /// Counts reasoning tokens; `None` unless the splitter looks for reasoning.
-    thoughts: Option<Box<ReasoningCounter>>,
+    reasoning: Option<Box<ReasoningCounter>>,
     /// Queues log probabilities, if the request asked for them.
     ratings: Option<Box<LogprobQueue>>,
     /// Bytes of text that passed the stop matcher.
@@ -101,7 +101,7 @@ impl Answer {
             prompt: Prompt::of(prompt_tokens),
             completion_tokens: 0,
             splitter: None,
-            thoughts: None,
+            reasoning: None,
             ratings: None,
             given: 0,
             echo: None,
@@ -178,7 +178,7 @@ impl Answer {
     /// Splits the text with `splitter`. `markers` are the special tokens of its markup; they become part of the text.
     #[must_use]
     pub fn with_splitter(mut self, splitter: Splitter, markers: Arc<[TokenId]>) -> Self {
-        self.thoughts = ReasoningCounter::of(&splitter).map(Box::new);
+        self.reasoning = ReasoningCounter::of(&splitter).map(Box::new);
         self.splitter = Some(Box::new(splitter));
         self.detokenizer = self
             .detokenizer
@@ -189,7 +189,6 @@ impl Answer {
     /// Takes one item from the engine and passes its text to `each`, split into deltas if there is markup. The first
     /// delta carries the log probabilities that are ready; if there is no delta, the next item's carries them. `Some`
     /// is the end; then call [`Self::end`] for the rest.
-    ///
     ///
     /// # Errors
     /// The error that ended the engine's stream. The answer is over then.
@@ -224,8 +223,8 @@ impl Answer {
                 rated.clear();
             }
             Some(splitter) => {
-                match &mut self.thoughts {
-                    Some(thoughts) => thoughts.feed(splitter, text),
+                match &mut self.reasoning {
+                    Some(counter) => counter.feed(splitter, text),
                     None => splitter.feed(text),
                 }
                 splitter.flush(|delta| {
@@ -249,9 +248,9 @@ impl Answer {
             };
         };
         let said = splitter.said_reasoning_tokens();
-        let reasoning_tokens = self.thoughts.map_or(said, |mut thoughts| {
-            thoughts.feed(splitter, "");
-            thoughts.count()
+        let reasoning_tokens = self.reasoning.map_or(said, |mut counter| {
+            counter.feed(splitter, "");
+            counter.count()
         });
         splitter.finish(|delta| {
             each(delta, &rated);
@@ -488,8 +487,8 @@ impl Answer {
 
     /// Notes that the text of `tokens` tokens, if they have any, ends here.
     fn note_tokens(&mut self, tokens: u32) {
-        if let Some(thoughts) = &mut self.thoughts {
-            thoughts.note(tokens, self.given);
+        if let Some(counter) = &mut self.reasoning {
+            counter.note(tokens, self.given);
         }
     }
 

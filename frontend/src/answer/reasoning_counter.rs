@@ -82,20 +82,20 @@ mod tests {
     }
 
     fn counted(mut splitter: Splitter, tokens: &[&str], pieces: &[&str]) -> u32 {
-        let mut thoughts = ReasoningCounter::of(&splitter).expect("it looks for thoughts");
+        let mut counter = ReasoningCounter::of(&splitter).expect("it looks for reasoning");
         let mut end = 0;
         for token in tokens {
             end += token.len();
-            thoughts.note(1, end);
+            counter.note(1, end);
         }
         for piece in pieces {
-            thoughts.feed(&mut splitter, piece);
+            counter.feed(&mut splitter, piece);
         }
-        thoughts.count()
+        counter.count()
     }
 
     #[test]
-    fn markers_are_thoughts_and_what_is_around_is_not() {
+    fn markers_are_reasoning_and_what_is_around_is_not() {
         let tokens = [
             "So", ":", " ", "<", "think", ">", "\n", "Hm", "</", "think", ">", "\n\n", "Yes",
         ];
@@ -121,12 +121,12 @@ mod tests {
     #[test]
     fn a_token_without_text_is_what_the_text_is() {
         let mut splitter = splitter();
-        let mut thoughts = ReasoningCounter::of(&splitter).expect("it looks for thoughts");
-        thoughts.note(1, 7);
-        thoughts.note(1, 7);
-        thoughts.feed(&mut splitter, "<think>");
-        thoughts.feed(&mut splitter, "");
-        assert_eq!(thoughts.count(), 2);
+        let mut counter = ReasoningCounter::of(&splitter).expect("it looks for reasoning");
+        counter.note(1, 7);
+        counter.note(1, 7);
+        counter.feed(&mut splitter, "<think>");
+        counter.feed(&mut splitter, "");
+        assert_eq!(counter.count(), 2);
     }
 
     proptest! {
