@@ -422,7 +422,7 @@ impl Answer {
         })
     }
 
-    /// Why the answer ended: an engine that writes objects may say in them alone that it was cut.
+    /// Why the answer ended. An engine that writes objects may report only in them that the answer was cut.
     fn reason(&self, of_engine: FinishReason) -> FinishReason {
         let splitter = self.splitter.as_ref();
         let said = splitter.and_then(|splitter| splitter.said_cut());

@@ -111,7 +111,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Takes so many bytes for a request that holds `held` then, where that fills the budget to `limit` at most.
+    /// Takes `bytes` for a request that holds `held` with them, if the budget is then filled to at most `limit`.
     fn take(&self, bytes: usize, held: usize, limit: usize) -> Result<(), ApiError> {
         let add = |used: usize| used.checked_add(bytes).filter(|&used| used <= limit);
         let added = (self.ledger.used).fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
@@ -215,15 +215,15 @@ impl MemoryShare {
         self.grow_within(bytes, MemoryBudget::limit)
     }
 
-    /// As [`Self::grow`], and leaves half of the budget to others.
+    /// Like [`Self::grow`], but leaves half of the budget to others.
     ///
     /// # Errors
-    /// As [`Self::grow`].
+    /// Like [`Self::grow`].
     pub(crate) fn grow_below_half(&mut self, bytes: usize) -> Result<(), ApiError> {
         self.grow_within(bytes, |budget, _| budget.ledger.bytes / 2)
     }
 
-    /// Takes so many bytes more. `limit` says what a request that holds so much may fill the budget to.
+    /// Takes `bytes` more. `limit` returns the total that a request with this many bytes may fill the budget to.
     fn grow_within(
         &mut self,
         bytes: usize,

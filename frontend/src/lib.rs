@@ -41,7 +41,7 @@ pub use media::HostPattern;
 pub use parsers::{ParserNames, Parsers};
 pub use work::WorkThreads;
 
-/// The Rust code of the guides as doc tests. They stand here because some of it puts an engine behind this server.
+/// The Rust code of the guides as doc tests. They are in this crate because some of it puts an engine behind this server.
 #[cfg(doctest)]
 mod guides {
     #[doc = include_str!("../../docs/guide/conformance.md")]

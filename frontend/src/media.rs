@@ -42,7 +42,7 @@ struct Shared {
     config: MediaConfig,
     connect: Connect,
     places: Arc<Semaphore>,
-    /// Where what was fetched becomes base64.
+    /// Encodes fetched images as base64.
     work: WorkThreads,
 }
 
@@ -153,7 +153,7 @@ impl Fetcher {
     }
 }
 
-/// The work of making a `data:` URL of what was fetched. `held` holds the content, and in the end the URL.
+/// Returns the work that makes a `data:` URL of fetched content. `held` holds the content at first, and the URL at the end.
 fn data_url(
     format: MediaFormat,
     content: Vec<u8>,

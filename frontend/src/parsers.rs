@@ -106,7 +106,7 @@ enum Mode {
     Calls,
     /// The whole answer is this tool's arguments.
     Arguments(String),
-    /// It comes in objects of the API.
+    /// The answer is objects of the API.
     Objects,
 }
 
@@ -160,7 +160,7 @@ impl Splitting {
         Ok((Some(splitting), guided))
     }
 
-    /// How the answers of an engine that writes the API's own objects are read, to a request with these tools.
+    /// Splits the answers of an engine that writes the API's own objects, for a request with these tools.
     pub(crate) fn of_objects(options: &ToolOptions) -> Self {
         Self {
             parsers: Parsers::default(),

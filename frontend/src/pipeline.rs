@@ -166,7 +166,7 @@ fn pair_bytes(pair: &ScorePair) -> usize {
     size_of::<ScorePair>() + size_of_val(pair.token_ids.as_slice())
 }
 
-/// About the bytes of text in messages, tools and the like, or any number that is too many for an async thread.
+/// The approximate bytes of text in the values, or any number that is too large for an async thread.
 fn bytes_to_work_on<'a>(values: impl Iterator<Item = &'a Value>) -> usize {
     values.fold(0, |sum, value| match SHORT_WORK_BYTES.checked_sub(sum) {
         Some(rest) if rest > 0 => sum + text_bytes(value, rest),

@@ -1,4 +1,4 @@
-//! Batches: the body that makes one, the upload of a file, and the lines in it.
+//! Batches: the body that creates one, the upload of a file, and the file's lines.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ pub fn batches(body: &[u8]) {
     judged(batch_request(body));
 }
 
-/// `/v1/files`: a body behind its type and a line break. It is kept or refused alike however it is cut.
+/// `/v1/files`: the content type, a line break and the body. The result does not depend on how the body is cut.
 pub fn uploads(input: &[u8]) {
     let (lengths, input) = cuts(input);
     let (content_type, body) = split_at_byte(input, b'\n');
@@ -30,7 +30,7 @@ pub fn uploads(input: &[u8]) {
     assert_eq!(taken(pieces(body, lengths)), taken(vec![body]));
 }
 
-/// A file of requests. Each line is read again as it was seen.
+/// A file of requests. Each line is the same when it is read again.
 pub fn batch_lines(file: &[u8]) {
     let folder = tempfile::tempdir().expect("temporary folders can be made");
     let path = folder.path().join("lines.jsonl");

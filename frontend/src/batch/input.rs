@@ -1,4 +1,4 @@
-//! [`BatchInput`] reads the lines of files. It keeps where each line is, and reads a line again when it is answered.
+//! [`BatchInput`] reads the lines of files. It keeps each line's offset and reads the line again when it is answered.
 
 use std::fmt;
 use std::fs::File;
@@ -147,7 +147,7 @@ impl BatchInput {
         &self.fingerprint
     }
 
-    /// How many bytes the line of this number has with its end; 0 where there is none.
+    /// The bytes of the line with this index, with its line ending; 0 if there is no such line.
     pub(super) fn line_bytes(&self, index: usize) -> usize {
         self.places.get(index).map_or(0, |place| place.bytes)
     }
@@ -187,7 +187,7 @@ impl BatchInput {
 }
 
 impl InputFile {
-    /// The next line with its end, which may have `expected` bytes; nothing at the end of the file.
+    /// Reads the next line with its line ending; empty at the end of the file. `expected` is its likely length in bytes.
     fn read_line(&mut self, line: usize, expected: usize) -> Result<Vec<u8>, InputError> {
         let mut bytes = Vec::with_capacity(expected);
         let mut limited = self.reader.by_ref().take(MAX_LINE_BYTES + 1);

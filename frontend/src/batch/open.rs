@@ -196,14 +196,14 @@ fn is_answer(line: &str) -> bool {
     response.is_some_and(|response| response.status_code == 200)
 }
 
-/// Why a line is not read.
+/// Why a line cannot be read.
 #[derive(Debug)]
 pub(super) enum Unread {
-    /// It is at fault itself: why.
+    /// The line is invalid; the reason.
     Line(String),
-    /// The disk is: why.
+    /// The disk fails; the reason.
     Disk(String),
-    /// There is no memory for it, and may be after this time.
+    /// There is no memory for the line now; how long to wait before the next attempt.
     Memory(Duration),
 }
 
@@ -225,10 +225,10 @@ impl From<ApiError> for Unread {
     }
 }
 
-/// One line of the input, and `memory`, an empty share before, which holds it.
+/// Reads one line of the input. `memory` is an empty share, which is returned and then holds the line.
 ///
 /// # Errors
-/// When it cannot be read, or there is no memory for it.
+/// If the line cannot be read, or there is no memory for it.
 pub(super) fn line_of(
     batch: &Mutex<OpenBatch>,
     index: usize,
@@ -236,7 +236,7 @@ pub(super) fn line_of(
 ) -> Result<(BatchLine, MemoryShare), Unread> {
     let mut batch = batch.lock();
     let bytes = batch.input.line_bytes(index);
-    // As text, and as a request.
+    // Twice: as text and as a request.
     memory.grow(2 * bytes)?;
     let (_, text) = batch.input.read(index)?;
     drop(batch);

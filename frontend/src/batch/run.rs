@@ -106,7 +106,7 @@ enum Missing {
     Model(String),
     /// The disk, which cannot read the line; the reason.
     Disk(String),
-    /// Memory for the line: how long, where that is known.
+    /// Memory for the line; how long to wait, if known.
     Memory(Option<Duration>),
 }
 
@@ -401,7 +401,8 @@ impl Batches {
     /// Answers one line and records it, unless its model is awaited.
     ///
     /// The slot is held while the line is read, answered and recorded: no more lines and answers are in memory than
-    /// there are slots. A pause releases it, so a line that waits for a quota or the disk holds up no other batch.
+    /// there are slots. A pause releases it, so a line that waits for a quota, memory or the disk does not delay
+    /// other batches.
     async fn line(&self, run: &BatchRun<'_>, index: usize) -> LineEnd {
         let mut pauses = Pauses::until(self.draining.clone());
         loop {

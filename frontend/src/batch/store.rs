@@ -51,7 +51,7 @@ struct Shared {
     _lock: File,
 }
 
-/// What an upload under way takes of its owner's limits: a file and its bytes. It is given back when it is dropped.
+/// A running upload's part of its owner's limits: one file and its bytes. Dropping it returns them.
 #[derive(Debug)]
 pub(crate) struct UploadRoom {
     shared: Arc<Shared>,
@@ -72,7 +72,7 @@ impl UploadRoom {
         Ok(())
     }
 
-    /// Gives it back.
+    /// Returns the part. Later calls do nothing.
     fn end(&mut self, files: &mut KeptFiles) {
         if let Some(bytes) = self.bytes.take() {
             files.end_upload(self.owner.as_deref(), bytes);
@@ -215,7 +215,7 @@ impl BatchStore {
     /// Stores an uploaded file. The file takes over its `room`.
     ///
     /// # Errors
-    /// A 507 when it cannot be written.
+    /// A 507 if it cannot be written.
     pub(crate) fn add_file(
         &self,
         record: FileRecord,
@@ -223,7 +223,7 @@ impl BatchStore {
         mut room: UploadRoom,
     ) -> Result<(), ApiError> {
         {
-            // In one step: nobody may see it twice or not at all.
+            // Under one lock, so that nobody counts the file twice or not at all.
             let mut kept = self.shared.kept.lock();
             room.end(&mut kept.files);
             kept.files.insert(record.clone());

@@ -31,7 +31,7 @@ const PAGES: Pages = Pages {
     further: &[],
 };
 
-/// What a batch is asked for.
+/// A request to create a batch.
 pub(super) struct BatchRequest {
     endpoint: String,
     input_file_id: String,
@@ -132,7 +132,7 @@ pub(super) async fn list(
         let store = kept(&app)?.store().clone();
         let page = PAGES.parse(query.as_deref())?;
         let make = move || {
-            // One more, which tells whether there are any behind.
+            // One more than the page holds, to see whether more follow.
             let (after, most) = (page.after.as_deref(), page.limit + 1);
             let last = store.batches(caller.name(), after, most);
             page.of(&last, |batch| &batch.id, |batch| batch.to_json())
@@ -194,7 +194,7 @@ mod tests {
     use crate::model::Models;
     use crate::work::tests::keep_busy;
 
-    /// A server with batches in `folder`, and an input that is empty. It does one piece of long work at a time.
+    /// A server with batches in `folder`, an empty input file, and one thread for long work.
     fn app_in(folder: &std::path::Path) -> App {
         let store = BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap();
         let input = FileRecord {

@@ -1,5 +1,5 @@
-//! `/v1/files`: the files that batches read and write. The server keeps them in a folder. An upload is written to the disk as it
-//! arrives, so a large file needs no more memory than a small one. What has come and is not written yet is in the memory budget.
+//! `/v1/files`: the files that batches read and write. The server keeps them in a folder. It writes an upload to disk as it
+//! arrives, so a large file needs no more memory than a small one. The memory budget counts received bytes until they are written.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -40,10 +40,10 @@ const MAX_NAME_BYTES: usize = 256;
 /// How many received bytes may be unused: more is a part's head that never ends.
 const MAX_AHEAD_BYTES: usize = 2 << 20;
 
-/// What may have come and not be used yet while memory is short, as of other bodies.
+/// How many received bytes may be unused while memory is short, as for other bodies.
 const SMALL_AHEAD_BYTES: usize = 64 << 10;
 
-/// The least pace of an upload, in bytes a second, once the limit on reading a body is over.
+/// The minimum pace of an upload after `body_timeout`, in bytes per second.
 const LEAST_PACE: u64 = 64 << 10;
 
 /// How long a file may be kept, in seconds.
@@ -69,7 +69,7 @@ pub(super) fn kept(app: &App) -> Result<&Batches, ApiError> {
     })
 }
 
-/// Answers with what `work` gives, or its error.
+/// Turns a handler's result into a response.
 pub(super) fn answered(answer: Result<Response, ApiError>) -> Response {
     answer.unwrap_or_else(IntoResponse::into_response)
 }
@@ -288,13 +288,13 @@ impl Upload {
     }
 }
 
-/// Why a body is not read on.
+/// The memory budget's refusal, which stops the reading of a body.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refused(ApiError);
 
-/// A body of which no more comes than is used, but for a little: the head of a part is read whole. `memory` holds what is ahead until
-/// the body is dropped.
+/// Returns the stream of a body, which fails if too many received bytes are unused: a part's head is buffered whole. `memory`
+/// holds the unused bytes until the stream is dropped.
 fn no_further_ahead(
     body: Body,
     used: Arc<AtomicUsize>,
@@ -309,7 +309,7 @@ fn no_further_ahead(
             if ahead > MAX_AHEAD_BYTES {
                 return Err("a part's head is too long".into());
             }
-            // What is ahead lies in a buffer that doubles and never shrinks.
+            // The unused bytes are in a buffer that doubles and never shrinks.
             let more = (2 * ahead).saturating_sub(memory.bytes());
             let grown = match (more, ahead > SMALL_AHEAD_BYTES) {
                 (0, _) => Ok(()),
@@ -462,7 +462,7 @@ mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
 
-    /// A head of so many bytes, which does not end.
+    /// A part's head of `bytes` bytes that does not end.
     fn head(bytes: usize) -> Body {
         let begun = "--b\r\ncontent-disposition: form-data; name=\"";
         Body::from(format!("{begun}{}", "a".repeat(bytes - begun.len())))

@@ -1,4 +1,4 @@
-//! What the fuzz targets reach that is nobody else's: the body that makes a batch, and uploads.
+//! Entry points for fuzz targets alone: the body that creates a batch, and uploads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use crate::config::{BatchConfig, FrontendConfig};
 use crate::error::ApiError;
 use crate::model::Models;
 
-/// The body of `POST /v1/batches`.
+/// Parses the body of `POST /v1/batches`.
 ///
 /// # Errors
-/// When it asks for no batch.
+/// If the body is not a request for a batch.
 pub fn batch_request(body: &[u8]) -> Result<(), ApiError> {
     BatchRequest::parse(body.into()).map(drop)
 }
 
-/// Uploads a file to a server with an empty `folder`; the pieces of the body come one after another. Gives the status, and the
-/// content of the file where one was kept.
+/// Uploads a file to a server with an empty `folder`. The body arrives in these pieces. Returns the status, and the content of the
+/// file if it was kept.
 ///
 /// # Errors
-/// When the folder cannot be used.
+/// If the folder cannot be used.
 pub fn upload(
     folder: &Path,
     content_type: &[u8],
@@ -47,7 +47,7 @@ pub fn upload(
     if let Ok(kind) = HeaderValue::from_bytes(content_type) {
         headers.insert(header::CONTENT_TYPE, kind);
     }
-    // As over a connection, where the server waits for each.
+    // As over a connection: the server waits for each piece.
     let body = stream::iter(pieces).then(|piece| async move {
         tokio::task::yield_now().await;
         Ok::<_, io::Error>(piece)
@@ -66,7 +66,7 @@ pub fn upload(
     })
 }
 
-/// A server with no port that keeps files.
+/// A server without a port that keeps files.
 fn server(folder: &Path) -> io::Result<(Runtime, App, BatchStore)> {
     let store = BatchStore::open(folder.to_owned(), BatchConfig::default())?;
     let runtime = Runtime::in_process();

@@ -56,7 +56,7 @@ impl Deref for App {
 #[derive(Debug, Clone)]
 pub(super) struct AppState {
     pub(super) models: Models,
-    /// What asks their workers how busy they are.
+    /// Asks the models' workers for their load.
     pub(super) loads: LoadClient,
     pub(super) config: Arc<FrontendConfig>,
     pub(super) metrics: HttpMetrics,

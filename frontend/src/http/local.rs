@@ -88,7 +88,7 @@ impl LocalFrontend {
         }
     }
 
-    /// An empty share of the memory budget, for what is read to be asked.
+    /// An empty share of the memory budget, for a caller that reads requests.
     pub(crate) fn memory(&self) -> MemoryShare {
         self.memory.share()
     }

@@ -30,7 +30,7 @@ fn model_json(app: &App, model: &ServedModel) -> Value {
     })
 }
 
-/// As in the list, and where only this machine can ask, who serves it and how busy each of them is.
+/// The model as in the list, and its workers with their load if only this machine can send requests.
 async fn model_detail(app: &App, model: &ServedModel) -> Value {
     let mut detail = model_json(app, model);
     // Workers are shown to those who run the server, not to every client.
@@ -66,7 +66,7 @@ async fn model_detail(app: &App, model: &ServedModel) -> Value {
     detail
 }
 
-/// A worker's load, as `genset top --json` has it.
+/// A worker's load, as in `genset top --json`.
 fn load_json(told: &WorkerLoad) -> Value {
     let error = told.load.as_ref().err();
     json!({

@@ -48,10 +48,10 @@ pub(super) fn large_json_response(app: &App, value: &Value) -> Response {
     }
 }
 
-/// As [`large_json_response`], of what may be so large that it is made and written on a thread for long work.
+/// Like [`large_json_response`], but makes and writes the value on a thread for long work.
 ///
 /// # Errors
-/// A 503 where there is no memory for it.
+/// A 503 if there is no memory for it.
 pub(super) async fn list_response(
     app: &App,
     make: impl FnOnce() -> Value + Send + 'static,

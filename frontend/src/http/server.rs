@@ -230,7 +230,7 @@ impl FrontendServer {
     }
 }
 
-/// The warning for whoever starts the server, if others can reach it without a key.
+/// Returns a warning for the operator if others can reach the server without a key.
 fn warning_of(config: &FrontendConfig, address: SocketAddr) -> Option<String> {
     if config.api_keys.is_some() || config.is_for_this_machine() {
         return None;

@@ -90,7 +90,7 @@ impl Deltas {
         self.calls
     }
 
-    /// The bytes of text in it.
+    /// The bytes of text in all pieces.
     pub(crate) fn bytes(&self) -> usize {
         self.text.len()
     }

@@ -1,19 +1,19 @@
-//! [`Objects`]: the answer of an engine that writes OpenAI's own objects, read as deltas. Each object is a chunk or a whole answer; the
-//! engine's first choice is read. There is no markup to look for: the objects say what is what.
+//! [`Objects`] reads the answer of an engine that writes OpenAI's own objects as deltas. Each object is a chunk or a whole answer; only
+//! the first choice is read. No markup is parsed: the objects separate content, reasoning and tool calls.
 
 use genset_backend_common::{EngineError, FinishReason};
 use serde::Deserialize;
 
 use super::Deltas;
 
-/// What the objects of one answer have said, beside their deltas.
+/// The state of one answer, besides its deltas.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
-    /// The latest tool call, by its number in the objects.
+    /// The index of the latest tool call, as the objects number it.
     call: Option<u32>,
-    /// Why the answer ends, where it does not end by itself.
+    /// Why the answer was cut, if it was.
     pub(super) cut: Option<FinishReason>,
-    /// The tokens of reasoning, as the engine counts them.
+    /// The reasoning tokens, as the engine counts them.
     pub(super) reasoning_tokens: u32,
 }
 
@@ -27,11 +27,11 @@ struct Object {
 #[derive(Deserialize)]
 struct Choice {
     index: Option<u32>,
-    /// Of a chat's chunk.
+    /// In a chunk of a chat.
     delta: Option<Said>,
-    /// Of a whole chat.
+    /// In a whole chat.
     message: Option<Said>,
-    /// Of a completion.
+    /// In a completion.
     text: Option<String>,
     finish_reason: Option<String>,
 }
@@ -73,8 +73,8 @@ impl Objects {
     /// Reads the next object.
     ///
     /// # Errors
-    /// `Internal` where the text is no object of the API, and where an earlier tool call goes on after the next has begun: its
-    /// arguments were given out by then.
+    /// `Internal` if the text is not an object of the API, or continues a tool call after the next one has begun: that call's
+    /// arguments were already delivered.
     pub(super) fn read(&mut self, text: &str, out: &mut Deltas) -> Result<(), EngineError> {
         let object: Object = serde_json::from_str(text).map_err(|error| {
             let problem = "the model's engine answered with what is no object of OpenAI's API";
@@ -111,7 +111,7 @@ impl Objects {
         calls.try_for_each(|call| self.go_on(call, out))
     }
 
-    /// A piece of the latest call, or the next one. Whole calls may have no number.
+    /// Continues the latest call or begins the next one. A call without an index is whole and begins a new one.
     fn go_on(&mut self, call: Call, out: &mut Deltas) -> Result<(), EngineError> {
         let next = self.call.map_or(0, |latest| latest.saturating_add(1));
         let number = call.index.unwrap_or(next);
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::markup::{Delta, Message, Splitter, ToolCall};
 
-    /// What the objects say together.
+    /// The message that the objects add up to.
     fn read(objects: &[Value]) -> Result<Message, EngineError> {
         let mut splitter = Splitter::of_objects();
         let mut message = Message::default();

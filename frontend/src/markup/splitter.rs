@@ -1,4 +1,4 @@
-//! [`Splitter`]: a reasoning parser and a tool parser, one after the other, over one answer; or what reads its objects.
+//! [`Splitter`] runs a reasoning parser and then a tool parser over one answer, or reads the answer's objects.
 
 use genset_backend_common::{EngineError, FinishReason};
 
@@ -60,7 +60,7 @@ impl From<String> for Message {
 pub struct Splitter {
     reasoning: Option<Box<dyn MarkupParser>>,
     tools: Option<Box<dyn MarkupParser>>,
-    /// Reads the objects of an answer that comes in such.
+    /// Reads the answer's objects; `None` if the answer is text.
     objects: Option<Objects>,
     ids: IdStyle,
     max_calls: u32,
@@ -94,7 +94,7 @@ impl Splitter {
         }
     }
 
-    /// Of the answer of an engine that writes OpenAI's own objects: chunks, or one whole answer.
+    /// A splitter for an engine that writes OpenAI's own objects: chunks, or one whole answer.
     #[must_use]
     pub fn of_objects() -> Self {
         Self {
@@ -127,8 +127,8 @@ impl Splitter {
         self.deltas = deltas;
     }
 
-    /// Takes the next object, of an answer that comes in such; its deltas wait for [`flush`](Self::flush). The bytes of text that it
-    /// brings; `None` where the answer is text.
+    /// Takes the answer's next object; its deltas are kept for [`flush`](Self::flush). Returns the bytes of their text; `None` if the
+    /// answer is text.
     pub(crate) fn take_object(&mut self, object: &str) -> Option<Result<usize, EngineError>> {
         let objects = self.objects.as_mut()?;
         let before = self.deltas.bytes();
@@ -136,17 +136,17 @@ impl Splitter {
         Some(read.map(|()| self.deltas.bytes() - before))
     }
 
-    /// Whether deltas wait.
+    /// Whether deltas are kept for [`flush`](Self::flush).
     pub(crate) fn has_deltas(&self) -> bool {
         !self.deltas.is_empty()
     }
 
-    /// Why the answer ends, where its objects say that it was cut.
+    /// Why the answer was cut, if its objects say so.
     pub(crate) fn said_cut(&self) -> Option<FinishReason> {
         self.objects.as_ref()?.cut
     }
 
-    /// The tokens of reasoning that its objects tell of.
+    /// The reasoning tokens that its objects report.
     pub(crate) fn said_reasoning_tokens(&self) -> u32 {
         self.objects
             .as_ref()

@@ -152,8 +152,8 @@ pub(super) async fn ask(
     }
 }
 
-/// Makes room for so many bytes more, and for as many as there are then, but for none beyond `max_bytes`. `memory` holds the room, and
-/// while the bytes move the old one too.
+/// Makes room for `more` bytes. Doubles the capacity up to `max_bytes`. `memory` holds the capacity, and also the old one while
+/// the bytes move.
 fn reserve(
     content: &mut Vec<u8>,
     more: usize,

@@ -100,7 +100,7 @@ async fn fetch_by(
     }
 }
 
-/// A chat with the image of this URL, and where that is.
+/// A chat with the image of this URL, and the image's place in it.
 fn chat_about(url: &str) -> ([Value; 1], [ChatMedium; 1]) {
     let part = json!({"type": "image_url", "image_url": {"url": url}});
     let medium = ChatMedium {

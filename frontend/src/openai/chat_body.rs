@@ -1,5 +1,5 @@
-//! A checked chat request written as a body of `/v1/chat/completions` again: for engines that read bodies themselves, whatever API the
-//! request came by.
+//! Writes a checked chat request as a body of `/v1/chat/completions`, for engines that read bodies themselves. The request may come
+//! from any API.
 
 use genset_backend_common::{GuidedDecoding, SamplingOptions, StopConditions};
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use super::common::CommonParams;
 use super::tools::{ToolChoice, ToolOptions, arguments_as_text};
 
 impl ChatRequest {
-    /// The body, which asks for one streamed answer, and the parameters that it does not say. Those that it says are taken out of them.
+    /// Returns the body, which asks for one streamed answer, and the parameters that are not in the body.
     pub(crate) fn into_body(self) -> (String, CommonParams) {
         let Self {
             mut params,
@@ -20,7 +20,7 @@ impl ChatRequest {
             template_args,
             reasoning_effort,
         } = self;
-        // Templates have them as objects.
+        // The arguments of calls are objects for templates.
         arguments_as_text(&mut messages);
         let mut body = Map::new();
         let mut put = |name: &str, value: Value| drop(body.insert(name.into(), value));
@@ -99,7 +99,7 @@ fn put_sampling(sampling: &SamplingOptions, put: &mut impl FnMut(&str, Value)) {
     }
 }
 
-/// A number as its client wrote it: 0.7 of 32 bits is 0.699999988 of 64.
+/// Returns the number as its client wrote it: 0.7 in 32 bits is 0.699999988 in 64.
 fn as_written(number: f32) -> Value {
     let shortest = number.to_string().parse::<f64>();
     shortest.unwrap_or_else(|_| number.into()).into()
@@ -150,7 +150,7 @@ mod tests {
         (serde_json::from_str(&written).unwrap(), params)
     }
 
-    /// A body that says all that one can.
+    /// A body with every field that can be written.
     fn full() -> Value {
         let call = json!({
             "id": "a", "type": "function", "function": {"name": "find", "arguments": "{\"x\":1}"},

@@ -57,7 +57,7 @@ pub struct ParamLimits {
     pub is_strict: bool,
     /// Whether the server routes by affinity, so that affinity fields are read.
     pub has_affinity: bool,
-    /// Whether clients may be told of instances.
+    /// Whether answers may name instances and their load.
     pub may_explain: bool,
 }
 
@@ -232,7 +232,7 @@ impl CommonParams {
                     let problem = if name.as_str() != Some(ROUTER_ANNOTATION) {
                         format!("expected \"{ROUTER_ANNOTATION}\"")
                     } else if !limits.may_explain {
-                        // A decision names instances and what others' requests keep busy.
+                        // A decision names instances and their load, which comes from others' requests.
                         "only a server on loopback without API keys says how it routes".to_owned()
                     } else {
                         self.is_explained = true;

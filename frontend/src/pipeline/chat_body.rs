@@ -1,5 +1,5 @@
-//! A chat for an engine that reads bodies itself: written as one, and answered in the API's own objects. Chats and completions that
-//! come as bodies pass by here: `http::whole` hands them on as they are.
+//! Writes a chat as a body, for an engine that reads bodies itself and answers in the API's own objects. Chats and completions that
+//! arrive as bodies do not come here: `http::whole` passes them on unchanged.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::parsers::Splitting;
 use crate::work::Owner;
 
 impl Job {
-    /// Writes a chat as a body. Its media stay as they are, URLs too.
+    /// Writes a chat as a body. Its media stay as they are, also URLs.
     ///
     /// # Errors
-    /// A 400 when log probabilities are asked for: those in the objects are not read.
+    /// A 400 if the request asks for log probabilities: those in the objects are not read.
     pub(super) async fn chat_body(
         model: Arc<ServedModel>,
         request: ChatRequest,

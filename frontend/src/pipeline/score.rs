@@ -195,7 +195,7 @@ impl ScoreJob {
         Ok(scored)
     }
 
-    /// The work of putting pairs together for a call: a copy of a long query for each.
+    /// Returns the work that assembles a call's pairs. It is long: each pair has its own copy of the query.
     fn request(
         &self,
         pairs: Range<usize>,

@@ -23,7 +23,7 @@ fn tools() -> Value {
     json!([{"name": "get_weather", "description": "Weather.", "input_schema": city}])
 }
 
-/// A message of one user, with further fields.
+/// A user's message, with further fields.
 pub(crate) fn message(text: &str, further: Value) -> Value {
     let mut body = json!({
         "model": MODEL, "max_tokens": 512, "messages": [{"role": "user", "content": text}],
@@ -54,7 +54,7 @@ fn events(response: &Response) -> Vec<Value> {
     text.split_terminator("\n\n").map(event).collect()
 }
 
-/// A streamed message put together as Anthropic's clients do.
+/// Assembles a streamed message as Anthropic's clients do.
 pub(crate) fn joined(response: &Response) -> Value {
     let mut events = events(response).into_iter();
     let start = events.next().expect("a first event");

@@ -60,7 +60,7 @@ fn events(response: &Response) -> Vec<Value> {
         .collect()
 }
 
-/// A streamed response put together as clients do, with every event in the place where it may come.
+/// Assembles a streamed response as clients do, and checks that every event comes where it may.
 pub(crate) fn joined(response: &Response) -> Value {
     let mut output: Vec<Value> = Vec::new();
     let mut deltas = String::new();

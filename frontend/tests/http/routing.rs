@@ -181,7 +181,7 @@ fn check_decisions(decisions: &Value, choices: usize) {
     }
 }
 
-/// A decision names instances and what others' requests keep busy.
+/// A decision names instances and their load, which comes from others' requests.
 #[tokio::test]
 async fn clients_with_keys_are_told_of_no_decision() {
     let engine = Script::tokens(encode("Hi"));

@@ -35,7 +35,7 @@ pub(crate) fn reading(engine: Arc<Script>) -> Arc<Script> {
     })
 }
 
-/// An engine that reads bodies itself, and answers each in these chunks of its first choice.
+/// An engine that reads bodies itself and answers each with these choices, one per chunk.
 fn writing(choices: Vec<Value>) -> Arc<Script> {
     reading(Script::new(move |_, out| {
         let choices = choices.clone();
@@ -169,7 +169,7 @@ async fn a_body_that_waited_is_counted_until_it_is_read() {
     site.close().await;
 }
 
-/// The chunks of an answer that thinks, says something and calls a tool.
+/// The choices of an answer with reasoning, content and a tool call.
 fn thinking_and_calling() -> Vec<Value> {
     let function = json!({"name": "get_weather", "arguments": "{\"city\":"});
     let call = json!({"index": 0, "id": "call_1", "type": "function", "function": function});

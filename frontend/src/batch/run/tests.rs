@@ -11,7 +11,7 @@ use super::*;
 use crate::batch::store::tests::record;
 use crate::config::{BatchConfig, FrontendConfig};
 
-/// What all requests may take.
+/// The memory budget of all requests.
 const MEMORY_BYTES: usize = 1 << 20;
 
 /// A batch of one request, whose model no worker serves.

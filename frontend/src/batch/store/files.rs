@@ -18,7 +18,7 @@ pub(super) struct KeptFiles {
 /// An owner's use of its limits.
 #[derive(Debug, Default)]
 struct Used {
-    /// Uploads under way too.
+    /// Includes running uploads.
     files: usize,
     /// Includes running uploads.
     bytes: u64,
@@ -65,10 +65,10 @@ impl KeptFiles {
         used.bytes = used.bytes.saturating_sub(old.bytes);
     }
 
-    /// Counts an upload of the owner's that begins.
+    /// Counts a new upload of the owner's.
     ///
     /// # Errors
-    /// A 400 that says which limit is reached and what to do; then it is not counted.
+    /// A 400 that names the limit reached and says what to do; then the upload is not counted.
     pub(super) fn begin_upload(
         &mut self,
         config: &BatchConfig,
@@ -84,10 +84,10 @@ impl KeptFiles {
         Ok(())
     }
 
-    /// Takes room for so many further bytes of an upload of the owner's.
+    /// Reserves `bytes` more for an upload of the owner's.
     ///
     /// # Errors
-    /// As [`Self::begin_upload`]; then none is taken.
+    /// Like [`Self::begin_upload`]; then no bytes are reserved.
     pub(super) fn take(
         &mut self,
         config: &BatchConfig,
@@ -104,7 +104,7 @@ impl KeptFiles {
         Ok(())
     }
 
-    /// Gives back what an upload of the owner's has taken.
+    /// Returns an upload of the owner's and its reserved bytes.
     pub(super) fn end_upload(&mut self, owner: Option<&str>, bytes: u64) {
         let used = self.used(owner);
         used.files = used.files.saturating_sub(1);
@@ -160,7 +160,7 @@ mod tests {
         assert!(begins(&mut files, "a") && takes(&mut files, "a", 70));
         files.end_upload(Some("a"), 70);
         files.end_upload(Some("a"), 0);
-        // Files of answers are kept again, and whatever the limit.
+        // Output files are replaced regardless of the limit.
         files.insert(file("1", 40));
         files.insert(file("2", 90));
         assert!(!takes(&mut files, "a", 0));

@@ -20,7 +20,7 @@ pub(super) struct Kept {
 
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// Shared, for a list of many is made where nobody waits for it.
+    /// Shared, so that a list of records is converted outside the store's lock.
     pub(super) record: Arc<BatchRecord>,
     /// Ends its run.
     pub(super) cancelled: CancellationToken,

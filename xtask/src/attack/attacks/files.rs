@@ -1,4 +1,4 @@
-//! What a client may upload, and have read as a batch.
+//! Attacks with uploads and the batches that read them.
 #![expect(clippy::disallowed_methods, reason = "attackers wait in real time")]
 
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use crate::attack::figures::Row;
 use crate::attack::{Bench, Deed, Scene};
 use crate::http::{Answer, Request, exchange};
 
-/// One more than a batch may have.
+/// One line more than a batch may have.
 const LINES: usize = 50_001;
 
 /// A server that keeps files.
@@ -38,7 +38,7 @@ fn upload(address: SocketAddr, body: &str) -> std::io::Result<Answer> {
     )
 }
 
-/// A batch of more requests than one may have: each is looked at.
+/// A batch of more requests than allowed: the server checks each line up to the limit.
 pub(super) fn too_many_lines(bench: &Bench) -> anyhow::Result<Row> {
     let mut scene = keeping(bench)?;
     let mut body = String::from(
@@ -63,7 +63,7 @@ pub(super) fn too_many_lines(bench: &Bench) -> anyhow::Result<Row> {
     }))
 }
 
-/// The status of a batch of this upload, once its input was looked at.
+/// Uploads `body`, creates a batch of it and returns the batch's status after validation.
 fn looked_at(address: SocketAddr, body: &str) -> anyhow::Result<String> {
     let text = |answer: Answer, name: &str| {
         let json: Value = serde_json::from_slice(&answer.body)?;
@@ -83,5 +83,5 @@ fn looked_at(address: SocketAddr, body: &str) -> anyhow::Result<String> {
         }
         thread::sleep(Duration::from_millis(50));
     }
-    bail!("the batch is looked at without an end")
+    bail!("the validation of the batch does not end")
 }

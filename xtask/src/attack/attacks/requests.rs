@@ -172,7 +172,7 @@ pub(super) fn slow_bodies(bench: &Bench) -> anyhow::Result<Row> {
     }))
 }
 
-/// Uploads whose first part has a head that does not end, and small requests of others meanwhile.
+/// Sends uploads whose first part has a head that does not end, and small requests of other clients meanwhile.
 pub(super) fn endless_heads(bench: &Bench) -> anyhow::Result<Row> {
     const BUDGET_BYTES: u64 = 64 << 20;
     let folder = bench.folder.join("batches");
@@ -190,7 +190,7 @@ pub(super) fn endless_heads(bench: &Bench) -> anyhow::Result<Row> {
                 let mut connection = Connection::open(scene.http()).ok()?;
                 let head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 9000000\r\n\r\n--b\r\nContent-Disposition: form-data; name=\"";
                 connection.send_raw(head.as_bytes()).ok()?;
-                // One that is refused is as good as any: it holds nothing.
+                // A refused connection is fine: it holds nothing.
                 if connection.send_raw(&part).is_ok() {
                     deed.bytes += part.len() as u64;
                 }
