@@ -1,5 +1,4 @@
-// The dashboard: the public metrics and what the workers say of themselves, every two seconds, as numbers, charts and tables.
-// Nothing is kept when it is left.
+// The dashboard: the public metrics and the workers' load, every two seconds, as numbers, charts and tables. The page stores nothing.
 
 import * as api from "/ui/api.js";
 import { chart } from "/ui/charts.js";
@@ -8,9 +7,9 @@ import { parse, quantile, rate, sum } from "/ui/metrics.js";
 
 const EVERY_MS = 2000;
 const SPAN_MS = 5 * 60_000;
-/** Rates and quantiles are those of so long. */
+/** Rates and quantiles cover this time. */
 const WINDOW_MS = 20_000;
-/** The server is asked about so many models at most. */
+/** The most models whose details are read. */
 const MOST_MODELS = 50;
 
 const at = (id) => document.getElementById(id);
@@ -51,12 +50,12 @@ const TILES = [
   ["Requests so far", (point) => whole(point.requests)],
 ];
 
-/** The share of a worker's KV cache that is in use; null where it has none. */
+/** The share of a worker's KV cache that is in use; null if it has none. */
 const kvShare = (load) => (load.kv_total_blocks > 0 ? Math.min(load.kv_used_blocks / load.kv_total_blocks, 1) : null);
 /** The median time to the first token of a worker's recent requests, in seconds; null before the first. */
 const workerTtft = (load) => (load.recent_ttft_us === undefined ? null : load.recent_ttft_us / 1e6);
 
-/** What the charts show of the workers that say their load. */
+/** What the charts show of the workers that answered. */
 function fleetOf(models) {
   const loads = models.flatMap((model) => model.genset?.loads ?? []).map(({ load }) => load).filter((load) => load !== null);
   const total = (name) => (loads.length > 0 ? loads.reduce((sum, load) => sum + load[name], 0) : null);
@@ -87,7 +86,7 @@ function pointOf(now, names, models) {
     at: now.at,
     models: names.length,
     ...fleet,
-    // Where the server does not tell of its workers, a worker of its own process is in its metrics.
+    // The metrics have the KV cache of a worker in the server's process, even if the server does not show its workers.
     kv: fleet.kv ?? value("genset_model_server_kv_cache_utilization"),
     inFlight: value("genset_http_requests_in_flight"),
     queued: value("genset_http_answers_queued"),
@@ -140,12 +139,12 @@ function show() {
   }
 }
 
-/** What the server says of a model. */
+/** The server's details of a model. */
 async function detailOf(name) {
   try {
     return await api.model(name);
   } catch {
-    // With keys, this page may have none.
+    // The server may require a key that this page does not have.
     return { id: name };
   }
 }
@@ -189,7 +188,7 @@ function showWorkers(models) {
   ]);
   fill(at("workers"), ["Worker", "Model", "Role", "Running", "Waiting", "KV cache", "Hits", "TTFT", "State"], rows, "None is shown.");
   const isShown = models.some((model) => model.genset);
-  at("workers-note").textContent = isShown || models.length === 0 ? "" : "The server tells who its workers are, and how busy, on loopback without keys alone.";
+  at("workers-note").textContent = isShown || models.length === 0 ? "" : "The server shows its workers and their load only on loopback without API keys.";
 }
 
 function fill(table, heads, rows, none) {

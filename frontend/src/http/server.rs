@@ -237,8 +237,8 @@ fn warning_of(config: &FrontendConfig, address: SocketAddr) -> Option<String> {
     }
     let names = &config.allowed_hosts;
     let pages = if names.is_empty() || names.iter().any(AllowedHost::is_any) {
-        ". A web page whose own name is made to mean this address (DNS rebinding) may ask through the browser of whoever \
-         opens it; --allowed-hosts with the names that clients use here keeps it out"
+        ". A web page can reach it through the browser of anybody who opens the page (DNS rebinding); --allowed-hosts with \
+         the names that clients use here prevents that"
     } else {
         ""
     };

@@ -77,7 +77,7 @@ impl Objects {
     /// arguments were already delivered.
     pub(super) fn read(&mut self, text: &str, out: &mut Deltas) -> Result<(), EngineError> {
         let object: Object = serde_json::from_str(text).map_err(|error| {
-            let problem = "the model's engine answered with what is no object of OpenAI's API";
+            let problem = "the model's engine sent text that is not an object of OpenAI's API";
             EngineError::internal(problem).with_source(error)
         })?;
         let details = object
@@ -120,7 +120,7 @@ impl Objects {
             Some(latest) if number == latest => {}
             Some(latest) if number < latest => {
                 return Err(EngineError::internal(
-                    "the model's engine went on with a tool call after the next had begun",
+                    "the model's engine continued a tool call after the next one had begun",
                 ));
             }
             Some(_) | None => {

@@ -31,7 +31,7 @@ impl Job {
             suffix,
         } = request;
         if model.card.capabilities.whole_bodies {
-            let why = "this model's engine reads the bodies of completions itself, which it did not when this one was read; send it again";
+            let why = "this model's engine now reads the bodies of completions itself; send the request again";
             return Err(ApiError::unsupported("model", why));
         }
         let (guided, bound_by) = bind(&model, &mut params)?.unzip();

@@ -77,7 +77,7 @@ impl KeptFiles {
         let used = self.used(owner);
         let count = used.files;
         if count >= config.max_files {
-            let problem = format!("You keep {count} files, uploads under way included");
+            let problem = format!("You keep {count} files, running uploads included");
             return Err(at_limit(&problem));
         }
         used.files += 1;
@@ -118,7 +118,7 @@ impl KeptFiles {
 
 fn at_limit(problem: &str) -> ApiError {
     let message =
-        format!("{problem}, which is this server's limit. Delete files that you need no more.");
+        format!("{problem}, which is this server's limit. Delete files that you no longer need.");
     ApiError::new(StatusCode::BAD_REQUEST, message)
 }
 
