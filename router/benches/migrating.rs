@@ -21,6 +21,7 @@ use genset_backend_common::{
 };
 use genset_router::{Holder, Migrating, MigrationConfig, Migrations, Route, Routed};
 use genset_runtime::InstanceId;
+use tokio::time::Instant;
 
 const TOKENS: u32 = 4096;
 
@@ -51,6 +52,7 @@ impl Route for Ready {
         let end = stream::once(async { Ok(Output::Finished(Box::new(end))) });
         Ok(Routed {
             holder: Holder::One(InstanceId(1)),
+            began: Instant::now(),
             outputs: OutputStream::from_raw(Box::pin(stream::iter(items).chain(end))),
         })
     }

@@ -255,7 +255,7 @@ impl Route for Disaggregating {
             Ok(routed) => {
                 parts.metrics.apart();
                 // The second leg gets the time that the first one leaves of the request's limit.
-                let ctx = ctx.with_began(since);
+                let ctx = ctx.with_began(routed.began);
                 let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx, since);
                 Ok(legs.begin(routed, is_settled, left_out))
             }

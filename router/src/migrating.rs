@@ -27,7 +27,6 @@ use genset_backend_common::{
 };
 #[cfg(feature = "cli")]
 use genset_runtime::{byte_count, in_bytes, in_seconds, positive_seconds};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::budget::Budget;
@@ -140,7 +139,6 @@ impl Generate for Migrating {
         let ctx = ctx.with_loss_limit(self.parts.limit);
         let kept = Kept::of(&request, &self.parts.capabilities, &self.parts.budget);
         let below = &self.parts.below;
-        let began = Instant::now();
         let routed = match below.route(request.clone(), ctx.clone(), &[]).await {
             Err(refusal)
                 if is_away(refusal.kind()) && !ctx.is_cancelled() && !ctx.has_lost_too_many() =>
@@ -150,8 +148,8 @@ impl Generate for Migrating {
             }
             decided => decided?,
         };
-        // Later instances count the time limit from the first one's start.
-        let ctx = ctx.with_began(began);
+        // Later instances count the time limit from the first one's start. The wait for that one does not count.
+        let ctx = ctx.with_began(routed.began);
         let stream = MigratingStream::new(Arc::clone(&self.parts), request, ctx, kept, routed);
         Ok(OutputStream::from_raw(Box::pin(stream)))
     }

@@ -417,6 +417,8 @@ impl Holder {
 pub struct Routed {
     /// Who has the request.
     pub holder: Holder,
+    /// When the request was sent to the first instance that had it.
+    pub began: Instant,
     /// The response.
     pub outputs: OutputStream,
 }
@@ -477,7 +479,7 @@ impl GenerateClient {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
-        let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
+        let mut ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let mut tried = Tried {
             instances: left_out.to_vec(),
             refusals: 0,
@@ -509,6 +511,7 @@ impl GenerateClient {
                 }
             };
             let looked_full = instance.looks_full();
+            let asked = Instant::now();
             match self
                 .client
                 .call_instance(&instance, request.clone(), ctx.clone())
@@ -517,12 +520,14 @@ impl GenerateClient {
                 Ok(items) => {
                     return Ok(Routed {
                         holder: Holder::One(instance.record.instance),
+                        began: ctx.began().unwrap_or(asked),
                         outputs: OutputStream::from_raw(items),
                     });
                 }
                 Err(error) => {
                     if error.kind() == ErrorKind::Disconnected {
                         ctx.note_loss();
+                        ctx = ctx.with_began(asked);
                     }
                     if !may_try_another(&error, &ctx) {
                         return Err(error);

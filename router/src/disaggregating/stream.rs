@@ -104,6 +104,7 @@ impl TwoLegs {
         let holder = Holder::Now(Arc::clone(&self.now));
         Routed {
             holder,
+            began: prefill.began,
             outputs: OutputStream::from_raw(Box::pin(self)),
         }
     }

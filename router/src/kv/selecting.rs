@@ -430,7 +430,6 @@ impl Route for Selecting {
         self.serves(&asked, sequence.place);
         self.placed(&read, sequence.place);
         Ok(Routed {
-            holder: routed.holder,
             outputs: OutputStream::from_raw(Box::pin(Placed {
                 outputs: routed.outputs,
                 sequence: Some(sequence),
@@ -439,6 +438,7 @@ impl Route for Selecting {
                 is_prefilled: false,
                 metrics: self.metrics.clone(),
             })),
+            ..routed
         })
     }
 

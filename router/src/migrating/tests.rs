@@ -205,11 +205,13 @@ async fn a_move_is_counted_where_the_request_came_from() {
 #[tokio::test(start_paused = true)]
 async fn an_instance_that_takes_an_answer_on_is_told_when_it_began() {
     let site = site([lost_after(1), lost_after(1), Leg::Finishes]);
-    let since = Instant::now();
+    let wait = Duration::from_secs(1);
+    *site.fleet.waits.lock() = wait;
+    let first = Some(Instant::now() + wait);
     site.ask(request()).await.end.unwrap();
     let asked = site.fleet.asked();
     let began: Vec<_> = asked.iter().map(|asked| asked.began).collect();
-    assert_eq!(began, [None, Some(since), Some(since)]);
+    assert_eq!(began, [None, first, first]);
 }
 
 #[tokio::test]

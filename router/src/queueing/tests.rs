@@ -78,6 +78,7 @@ impl Route for Below {
         pause(time).await;
         Ok(Routed {
             holder: Holder::One(InstanceId(1)),
+            began: Instant::now(),
             outputs: OutputStream::from_raw(Box::pin(Placed(Arc::clone(places)))),
         })
     }

@@ -3,18 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::RequestLimits;
 use genset_backend_common::{
     CancelReason, EngineConfig, EngineError, ErrorKind, Finish, GenerateRequest, ModelCard, Output,
-    RequestContext, RequestField,
+    RequestContext, RequestField, async_trait,
 };
 use genset_runtime::discovery::{Address, Discovery, InstanceRecord, Lease};
+use genset_runtime::plane::{Handler, ResponseStream};
 use genset_runtime::selection::RoundRobin;
 use genset_runtime::{
     Client, Endpoint, EndpointName, GenerateClient, InstanceId, Runtime, SelectionMode,
 };
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::support::{
     Answering, ctx, endpoint, finish, listed, request, runtime, sample, soon, start, until,
@@ -171,6 +174,54 @@ async fn instances_that_have_not_seen_the_request_are_no_losses() {
     let outputs = client.generate(request(1), ctx().with_loss_limit(0));
     finish(soon(outputs).await.unwrap()).await.unwrap();
     assert_eq!(answers.calls(), 1);
+}
+
+/// Loses the first request after a second, and finishes the next one.
+#[derive(Default)]
+struct LosesFirst {
+    /// What each request says of an earlier instance.
+    began: Mutex<Vec<Option<Instant>>>,
+}
+
+#[async_trait]
+impl Handler<GenerateRequest, Output> for LosesFirst {
+    async fn handle(
+        &self,
+        _request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Output>, EngineError> {
+        let is_first = {
+            let mut began = self.began.lock();
+            began.push(ctx.began());
+            began.len() == 1
+        };
+        if is_first {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            return Err(EngineError::new(ErrorKind::Disconnected, "lost"));
+        }
+        let finished = Finish::stop().into_finished(3, 0);
+        let items = [Ok(Output::Finished(Box::new(finished)))];
+        Ok(Box::pin(stream::iter(items)))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_instance_learns_when_the_lost_one_got_the_request() {
+    let (runtime, _) = runtime();
+    let endpoint = endpoint(&runtime, "generate");
+    let handler = Arc::new(LosesFirst::default());
+    let mut servings = Vec::new();
+    for id in [1, 2] {
+        servings.push(listed::<GenerateRequest, Output>(&endpoint, id, handler.clone()).await);
+    }
+    let client = endpoint.client();
+    until_known(&client, 2).await;
+    let client = GenerateClient::new(client, SelectionMode::RoundRobin);
+    let since = Instant::now();
+    let routed = client.route(request(1), ctx(), &[]).await.unwrap();
+    assert_eq!((routed.began, since.elapsed().as_secs()), (since, 1));
+    finish(routed.outputs).await.unwrap();
+    assert_eq!(*handler.began.lock(), [None, Some(since)]);
 }
 
 #[tokio::test]

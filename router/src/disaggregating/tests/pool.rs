@@ -162,6 +162,7 @@ impl Route for Fake {
         }
         Ok(Routed {
             holder: Holder::One(InstanceId(self.first + count)),
+            began: Instant::now(),
             outputs: answer(&request, does)?,
         })
     }

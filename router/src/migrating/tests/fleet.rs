@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use genset_backend_common::output::{Finish, Finished};
@@ -53,6 +54,8 @@ pub(super) struct Asked {
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     legs: Mutex<VecDeque<Leg>>,
+    /// How long a request waits below this layer before an instance gets it.
+    pub(super) waits: Mutex<Duration>,
     asked: Mutex<Vec<Asked>>,
 }
 
@@ -82,6 +85,7 @@ impl Fleet {
     pub(super) fn of(legs: impl IntoIterator<Item = Leg>) -> Arc<Self> {
         Arc::new(Self {
             legs: Mutex::new(legs.into_iter().collect()),
+            waits: Mutex::default(),
             asked: Mutex::default(),
         })
     }
@@ -151,6 +155,10 @@ impl Route for Fleet {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
+        let waits = *self.waits.lock();
+        if !waits.is_zero() {
+            tokio::time::sleep(waits).await;
+        }
         let (id, left_out) = (ctx.id().to_owned(), left_out.to_vec());
         let leg = self.legs.lock().pop_front();
         let count = {
@@ -181,6 +189,7 @@ impl Route for Fleet {
         };
         Ok(Routed {
             holder,
+            began: Instant::now(),
             outputs: Self::play(&request, leg)?,
         })
     }
