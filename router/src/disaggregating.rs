@@ -138,17 +138,16 @@ impl Parts {
     async fn whole(
         &self,
         why: Whole,
-        request: GenerateRequest,
-        ctx: RequestContext,
+        request: &GenerateRequest,
+        ctx: &RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         self.metrics.whole(why);
-        let mut patience = Patience::new(self.successor_time, &ctx);
+        let mut patience = Patience::new(self.successor_time, ctx);
         let mut refusal: Option<EngineError> = None;
         loop {
-            let asked = self.ask_whole(why, request.clone(), ctx.clone(), left_out);
-            let error = match asked.await {
-                Err(error) if may_be_tried_again(&error, &ctx) => error,
+            let error = match self.ask_whole(why, request, ctx, left_out).await {
+                Err(error) if may_be_tried_again(&error, ctx) => error,
                 decided => return decided,
             };
             let is_gone = error.kind().is_instance_gone();
@@ -158,7 +157,7 @@ impl Parts {
                 return Err(error);
             }
             let refusal = refusal.get_or_insert(error);
-            if !patience.pause(&ctx).await {
+            if !patience.pause(ctx).await {
                 return Err(refusal.clone());
             }
         }
@@ -168,8 +167,8 @@ impl Parts {
     async fn ask_whole(
         &self,
         why: Whole,
-        request: GenerateRequest,
-        ctx: RequestContext,
+        request: &GenerateRequest,
+        ctx: &RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         let pools = self.pools.now();
@@ -186,7 +185,7 @@ impl Parts {
             let mut request = request.clone();
             request.transfer = transfer;
             match pool.route(request, ctx.clone(), left_out).await {
-                Err(error) if may_be_tried_again(&error, &ctx) => failure = error,
+                Err(error) if may_be_tried_again(&error, ctx) => failure = error,
                 decided => return decided,
             }
         }
@@ -242,7 +241,7 @@ impl Route for Disaggregating {
         let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let apart = match parts.plan(&parts.pools.now(), &request) {
             Ok(apart) => apart,
-            Err(why) => return parts.whole(why, request, ctx, left_out).await,
+            Err(why) => return parts.whole(why, &request, &ctx, left_out).await,
         };
         let is_settled = parts.settle_chance(&mut request);
         // Over the wire, `route` returns with the first item: by then the prompt is computed.
@@ -262,7 +261,7 @@ impl Route for Disaggregating {
             Err(error) if may_be_tried_again(&error, &ctx) => {
                 tracing::debug!(request_id = ctx.id(), %error, "no prefill instance took the request");
                 let whole = parts
-                    .whole(Whole::PrefillRefused, request, ctx, left_out)
+                    .whole(Whole::PrefillRefused, &request, &ctx, left_out)
                     .await;
                 // The prefill pool's error is why the request could not be split.
                 whole.map_err(|last| {

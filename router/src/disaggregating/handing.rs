@@ -65,9 +65,9 @@ impl Handing {
             if self.ctx.has_lost_too_many() {
                 return Err(Untaken::Nobody(refusal));
             }
-            let (request, ctx) = (self.request.clone(), self.ctx.clone());
             let why = Whole::DecodeRefused;
-            let last = match self.parts.ask_whole(why, request, ctx, left_out).await {
+            let whole = (self.parts).ask_whole(why, &self.request, &self.ctx, left_out);
+            let last = match whole.await {
                 Ok(routed) => {
                     self.parts.metrics.whole(why);
                     return Ok(Taken::Whole(routed));
