@@ -1,4 +1,4 @@
-//! [`ByteSize`]: a number of bytes as people write it. Flags of engines and servers are read with it; it knows no command line.
+//! [`ByteSize`]: a number of bytes as people write it. Parses the flags of engines and servers; it does not depend on clap.
 
 use std::fmt;
 use std::str::FromStr;

@@ -21,7 +21,7 @@ pub fn did_you_mean<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -
     nearest(given, known).map_or(String::new(), |word| format!("; did you mean {word:?}?"))
 }
 
-/// What is said of a word that is none of those that are known: they are listed, and the nearest is named.
+/// The error text for an unknown word: lists the known words, and suggests the nearest.
 #[must_use]
 pub fn none_of<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();

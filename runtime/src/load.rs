@@ -1,4 +1,4 @@
-//! The load that workers publish: [`LoadClient`] asks for it, for people who look at a fleet. Clients that select by it follow it.
+//! The load that workers publish. [`LoadClient`] asks for it once, for operators; clients that select by load follow it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,39 +24,39 @@ use crate::registrar::endpoints;
 /// Pause before resubscribing to a stream that ended.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a worker may take to say its load.
+/// How long a worker may take to report its load.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the workers of an endpoint are followed after they were asked: whoever asks again need not find them first.
+/// How long discovery of an endpoint's workers continues after a call, so that the next call finds them at once.
 const KEPT_TIME: Duration = Duration::from_secs(60);
 
-/// Asks workers for their load. Clones share.
+/// Asks workers for their load. Clones share state.
 #[derive(Debug, Clone)]
 pub struct LoadClient {
     runtime: Runtime,
     clients: Arc<Mutex<HashMap<EndpointName, Asked>>>,
 }
 
-/// An endpoint whose workers were asked.
+/// The client of an endpoint, and its last use.
 #[derive(Debug)]
 struct Asked {
     client: Arc<Client<(), Load>>,
     last: Instant,
 }
 
-/// A worker, and what it said when it was asked for its load.
+/// A worker and its load.
 #[derive(Debug)]
 pub struct WorkerLoad {
     /// The worker.
     pub worker: InstanceId,
-    /// The role it plays.
+    /// Its role.
     pub role: Role,
-    /// Its load, or why it said none.
+    /// Its load, or why it reported none.
     pub load: Result<Load, EngineError>,
 }
 
 impl LoadClient {
-    /// A client that asks on the runtime's request plane.
+    /// Creates a client on the runtime's request plane.
     #[must_use]
     pub fn new(runtime: &Runtime) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl LoadClient {
         }
     }
 
-    /// Asks all workers of a model at once, by role and id. It takes a second at most.
+    /// Asks all workers of a model concurrently. Returns their loads within a second, ordered by role and id.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -84,10 +84,11 @@ impl LoadClient {
         join_all(asked).await
     }
 
-    /// Asks one of the workers that serve `generate`.
+    /// Asks one worker that serves the endpoint `generate`.
     ///
     /// # Errors
-    /// The worker is not there, or it said no load within a second.
+    /// `NotFound` or `Unavailable` if there is no such worker; `Unavailable` if it reports no load within a second; otherwise
+    /// the error of the call.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -115,7 +116,7 @@ impl LoadClient {
             .unwrap_or_else(|_| Err(none()))
     }
 
-    /// A client of the workers that say their load at `name`. Clients that nobody used for a minute are dropped.
+    /// The client of the `load` endpoint `name`. Drops clients that were not used for [`KEPT_TIME`].
     fn client(&self, name: EndpointName) -> Arc<Client<(), Load>> {
         let now = Instant::now();
         let mut clients = self.clients.lock();

@@ -34,9 +34,10 @@ pub struct Logging {
     _export: Option<otlp::Export>,
 }
 
-/// Writes the log to stderr: warnings by default for `quiet` programs, else information; `verbose` adds to it, and
-/// `GENSET_LOG`, or else `DYN_LOG` (`RUST_LOG` syntax), overrides both. With the feature `otlp` and `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to
-/// that collector. With the feature `tokio-console`, tasks are shown on its usual port, on loopback.
+/// Writes the log to stderr. The default level is `warn` for `quiet` programs, otherwise `info`; `verbose` raises it.
+/// `GENSET_LOG`, or else `DYN_LOG` (`RUST_LOG` syntax), overrides both. With the feature `otlp` and
+/// `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to that collector. With the feature `tokio-console`, tasks are shown on its usual
+/// port, on loopback.
 ///
 /// # Examples
 /// ```no_run

@@ -115,7 +115,7 @@ impl Default for EndpointName {
     }
 }
 
-/// A part of a name that is one.
+/// Checks one part of a name.
 pub(crate) fn checked_part(part: &str) -> Result<String, NameError> {
     let is_good = (1..=MAX_PART_BYTES).contains(&part.len())
         && part

@@ -173,16 +173,16 @@ pub fn in_seconds(time: Duration) -> String {
     time.as_secs_f64().to_string()
 }
 
-/// The value of a flag in bytes: a number, or one with a unit, such as `512MiB`.
+/// Parses a flag's value in bytes: a number, or one with a unit such as `512MiB`.
 ///
 /// # Errors
-/// The text is no such number, or `N` cannot hold it; the message says what is wanted.
+/// The text is not such a number, or it exceeds `N`; the message says what is expected.
 pub fn byte_count<N: TryFrom<u64>>(text: &str) -> Result<N, String> {
     let size: ByteSize = text.parse()?;
     N::try_from(size.0).map_err(|_| format!("{text:?} is too large"))
 }
 
-/// A number of bytes as a flag's value, with the largest unit that it is a multiple of.
+/// Formats a number of bytes as a flag's value, with the largest unit that divides it.
 #[must_use]
 pub fn in_bytes<N: TryInto<u64>>(bytes: N) -> String {
     ByteSize(bytes.try_into().unwrap_or(u64::MAX)).to_string()

@@ -32,8 +32,8 @@ pub use wire::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
 
-/// Requests of up to so many bytes are written and read where they are sent and answered. Longer ones take longer than a turn of an async
-/// thread may, and go to threads for blocking work.
+/// The largest serialized request, in bytes, that is encoded and decoded on an async thread. Larger ones would block that
+/// thread for too long; they go to the blocking pool.
 const SHORT_BYTES: usize = 64 << 10;
 
 /// The response to one request. Dropping it cancels the request.
@@ -47,10 +47,10 @@ pub trait Payload: Sized + Send + 'static {
     /// [`PayloadError::Encode`], for values that MessagePack cannot hold.
     fn to_payload(&self) -> Result<Bytes, PayloadError>;
 
-    /// As [`Self::to_payload`]; `None` where that takes long, for it makes more than `most` bytes.
+    /// Like [`Self::to_payload`], but returns `None` if the payload exceeds `most` bytes, since that takes long.
     ///
     /// # Errors
-    /// As [`Self::to_payload`].
+    /// Same as [`Self::to_payload`].
     fn to_short_payload(&self, _most: usize) -> Result<Option<Bytes>, PayloadError> {
         self.to_payload().map(Some)
     }
@@ -238,7 +238,7 @@ pub async fn call_over<Req: Payload, Resp: Payload>(
     })))
 }
 
-/// A request as it travels.
+/// Serializes a request, on the blocking pool if it is large.
 async fn written<T: Payload>(request: T) -> Result<Result<Bytes, PayloadError>, EngineError> {
     let short = request.to_short_payload(SHORT_BYTES).transpose();
     match short {
@@ -247,7 +247,7 @@ async fn written<T: Payload>(request: T) -> Result<Result<Bytes, PayloadError>, 
     }
 }
 
-/// The request that travelled so.
+/// Deserializes a request, on the blocking pool if it is large.
 async fn read<T: Payload>(body: Bytes) -> Result<Result<T, PayloadError>, EngineError> {
     match body.len() <= SHORT_BYTES {
         true => Ok(T::from_payload(body)),
@@ -255,7 +255,7 @@ async fn read<T: Payload>(body: Bytes) -> Result<Result<T, PayloadError>, Engine
     }
 }
 
-/// Does long work on a request on a thread for blocking work.
+/// Runs `work` on the blocking pool.
 async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, EngineError> {
@@ -335,7 +335,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes, or after a journey the thread that wrote or read them.
+    /// Bytes; once serialized or deserialized, the id of the thread that did so.
     #[derive(Debug)]
     struct Traced(Bytes);
 
@@ -358,7 +358,7 @@ mod tests {
         }
     }
 
-    /// Answers with the request.
+    /// Sends the request back.
     struct Echo;
 
     #[async_trait]

@@ -292,7 +292,7 @@ fn refuse(command: &mut clap::Command, error: &EngineError) -> ! {
     command.error(kind, error).exit()
 }
 
-/// Prints, and ends the process.
+/// Prints the text and exits.
 #[expect(
     clippy::exit,
     clippy::disallowed_methods,

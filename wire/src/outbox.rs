@@ -197,7 +197,7 @@ impl Outbox {
         self.push_parts(kind, stream, &[], payload)
     }
 
-    /// As [`Self::push_bytes`], of a payload that begins with `head` and goes on with `body`.
+    /// Like [`Self::push_bytes`], for a payload in two parts: `head`, then `body`.
     ///
     /// # Errors
     /// As [`Self::push`].

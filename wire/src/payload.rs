@@ -282,10 +282,10 @@ pub fn encode_payload<T: Serialize>(value: &T) -> Result<Vec<u8>, PayloadError> 
     Ok(rmp_serde::to_vec_named(value)?)
 }
 
-/// As [`encode_payload`]; `None` where that makes more than `most` bytes, of which no more are written.
+/// Like [`encode_payload`], but stops and returns `None` if the payload exceeds `most` bytes.
 ///
 /// # Errors
-/// As [`encode_payload`].
+/// Same as [`encode_payload`].
 pub fn encode_short_payload<T: Serialize>(
     value: &T,
     most: usize,
@@ -304,7 +304,7 @@ pub fn encode_short_payload<T: Serialize>(
     Ok(Some(short.bytes))
 }
 
-/// Takes so many bytes at most.
+/// A buffer of at most `most` bytes.
 struct Short {
     bytes: Vec<u8>,
     most: usize,

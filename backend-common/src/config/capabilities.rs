@@ -115,9 +115,9 @@ pub struct Capabilities {
     pub prompt_logprobs: bool,
     /// Kinds of grammar.
     pub guided: BTreeSet<GuidedKind>,
-    /// Whether an input of text is the whole body of a request of OpenAI's API, as its client sent it, and each text of the
-    /// answer one JSON object of that API: the answer where it is not streamed, else an event. Frontends pass both through. A
-    /// request of another API they write as the body of a streamed chat, and read its answer from the events.
+    /// Whether a text input is the unmodified body of a request to the OpenAI API, and each text of the answer one JSON object of
+    /// that API: the whole answer, or an event if streamed. Frontends pass both through. They convert a request to another API
+    /// into the body of a streamed chat, and its answer from the events.
     pub whole_bodies: bool,
     /// Whether `priority` is supported.
     pub priority: bool,

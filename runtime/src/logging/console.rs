@@ -34,7 +34,7 @@ pub(super) fn warn(address: Option<SocketAddr>) {
     }
 }
 
-/// Where it looks, if nobody says otherwise: its usual port, on loopback: it has no keys.
+/// The console's default address: its usual port, on loopback since it has no authentication.
 #[cfg(feature = "tokio-console")]
 const ADDRESS: SocketAddr = SocketAddr::new(
     IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -136,7 +136,7 @@ fn named_or(servers: &[String], usual: &str) -> Vec<String> {
     }
 }
 
-/// Host and port of a URL: no scheme, and no password.
+/// The host and port of a URL, without scheme and password.
 fn host_of(server: &str) -> &str {
     let rest = server.split_once("://").map_or(server, |(_, rest)| rest);
     let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
@@ -155,7 +155,7 @@ fn is_local(server: &str) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Parses one of several names; the error lists them and names the nearest.
+/// Parses one of several names; the error lists them and suggests the nearest.
 pub(super) fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
     let found = known.iter().find(|(name, _)| *name == text);
     let found = found.map(|(_, value)| *value);

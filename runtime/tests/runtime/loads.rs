@@ -14,7 +14,7 @@ use genset_runtime::{EndpointName, InstanceId, LiveModel, LoadClient, Pool, endp
 
 use crate::support::{Answering, endpoint, listed, runtime, until};
 
-/// Takes the question and says nothing.
+/// Accepts requests and never sends an item.
 struct Silent;
 
 #[async_trait]
