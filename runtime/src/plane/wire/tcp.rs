@@ -179,9 +179,8 @@ impl Transport for Tcp {
         }
         if self.is_told_in_vain(&location) {
             tracing::warn!(
-                "this process is listed as {location}, which no other machine reaches: listen with --wire-host 0.0.0.0, and name \
-                 this machine with --advertise-host where the address that is found is not the one; or send requests over NATS, \
-                 with --request-plane nats"
+                "this process is listed as {location}, which no other machine can reach; listen with --wire-host 0.0.0.0, and set \
+                 --advertise-host if the address found is wrong, or use NATS with --request-plane nats"
             );
         }
         Ok(Box::new(Accepting {
