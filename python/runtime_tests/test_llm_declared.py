@@ -107,6 +107,10 @@ def test_a_finish_reason_may_be_left_out(caplog: pytest.LogCaptureFixture) -> No
     assert [record.getMessage() for record in caplog.records] == [
         "a.b.c: an answer ended without finish_reason; such count as length at max_tokens, else as stop"
     ]
+    # Embeddings need no reason.
+    _, answer = Tokens("a.b.c", 7, needs_reason=False).request(pack({"model": "m", "input": {"embed": [[1, 2]]}}))
+    answer.items({"embeddings": [[0.5]]})
+    assert len(answer.finish()) == len(caplog.records) == 1
     with pytest.raises(exceptions.Internal, match="gave nothing"):
         ends(3)
     # An engine must give a finish reason, and so must a prefill handler, whose transfer would be lost silently.

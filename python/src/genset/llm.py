@@ -332,6 +332,7 @@ class _TokenAnswer(Answer):
         self._endpoint = codec.endpoint
         self._worker_id = codec.worker_id
         self._max_tokens = request["stop_conditions"].get("max_tokens")
+        self._is_generated = "embed" not in request
         self._is_begun = False
 
     def plain(self, chunk: GenerateChunk) -> bytes | None:
@@ -359,7 +360,8 @@ class _TokenAnswer(Answer):
             )
         if self._codec.needs_reason:
             return super().finish()
-        self._codec.warn_of_open_end()
+        if self._is_generated:
+            self._codec.warn_of_open_end()
         is_full = self._max_tokens is not None and self.completion_tokens >= self._max_tokens
         return self.items({"finish_reason": "length" if is_full else "stop"})
 
