@@ -32,8 +32,10 @@ def test_a_request_that_a_handler_passes_on_is_the_one_it_got(wire: dict[str, An
     assert request_from_wire(unpack(GENERATING.write(pack(request)))) == request
 
 
-def test_a_request_without_a_model_is_for_that_of_the_endpoint() -> None:
+def test_a_field_of_none_is_absent_and_the_model_is_that_of_the_endpoint() -> None:
     assert unpack(GENERATING.write(pack({"token_ids": [1]})))["model"] == "m"
+    absent = {"text": None, "stop_conditions": None, "model": None}
+    assert unpack(GENERATING.write(pack({"token_ids": [1], **absent}))) == {"model": "m", "input": {"tokens": [1]}}
     assert unpack(WHOLE.write(pack({"messages": []}))) == {"model": "m", "input": {"text": '{"messages": []}'}}
 
 
@@ -42,6 +44,7 @@ def test_a_request_without_a_model_is_for_that_of_the_endpoint() -> None:
     [
         ([1], "request: a.b.c serves a model: give a map with one of token_ids, "),
         ({"tokens": [1]}, "request: a.b.c serves a model: "),
+        ({"token_ids": [1], "text": "a"}, "request: a.b.c serves a model: "),
         ({"token_ids": [1], "max_tokens": 5}, "max_tokens: a GenerateRequest has no such field"),
     ],
 )

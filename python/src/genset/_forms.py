@@ -52,8 +52,10 @@ class Generating:
         self._model = model
 
     def write(self, payload: bytes) -> bytes:
-        request = decode(payload)
-        if not isinstance(request, dict) or not any(name in request for name in _INPUTS):
+        given = decode(payload)
+        # A pydantic model writes absent fields as None.
+        request = {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else {}
+        if sum(name in request for name in _INPUTS) != 1:
             raise InvalidArgument(
                 f"{self._endpoint} serves a model: give a map with one of {', '.join(_INPUTS)}, a GenerateRequest", field="request"
             )
