@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -21,6 +22,7 @@ from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find,
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
 from genset.engine import USUAL_SAMPLING
 from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
+from genset.backend.run import is_name_only
 from genset.runtime import Endpoint
 
 
@@ -421,6 +423,20 @@ def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monke
     for name, files in [("m", []), ("genset", ["genset"]), ("org/m", ["org/m"]), ("./m", ["./m"])]:
         command = worker_command(WorkerConfig(model_name=name), ["engine"])
         assert command[4:] == [*files, "--model-name", name]
+
+
+def test_a_model_that_is_only_a_name_may_have_its_files_named_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = ("GENSET_MODEL_PATH", "GENSET_CONFIG")
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+    named = WorkerConfig(model_name="only-a-name")
+    assert is_name_only(named)
+    for other in (WorkerConfig(), WorkerConfig(model_name="org/m"), dataclasses.replace(named, extra_args=["--model-path=/m"])):
+        assert not is_name_only(other), other
+    for variable in variables:
+        with monkeypatch.context() as given:
+            given.setenv(variable, "/m")
+            assert not is_name_only(named), variable
 
 
 def test_the_frontend_s_port_is_a_default() -> None:

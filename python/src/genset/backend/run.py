@@ -47,7 +47,7 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
         return
     _, config = asyncio.run(made(engine_class, argv))
     command = worker_command(config, engine_command(argv))
-    if config.model_name and _model(config) is None:
+    if is_name_only(config):
         os.environ[NAME_ONLY_VARIABLE] = "1"
     os.execv(command[0], command)
 
@@ -124,6 +124,14 @@ def _model(config: WorkerConfig) -> str | None:
     if config.model_path:
         return config.model_path
     return None if is_only_a_name(config.model_name) else config.model_name
+
+
+def is_name_only(config: WorkerConfig) -> bool:
+    """Whether the worker gets a name and no files. Its environment, a config file or `extra_args` may name files too."""
+    if not config.model_name or _model(config) is not None:
+        return False
+    is_set = any(name in os.environ for name in ("GENSET_MODEL_PATH", "GENSET_CONFIG"))
+    return not is_set and not any(word.startswith(("--model-path", "--config")) for word in config.extra_args)
 
 
 def find_binary() -> str:
