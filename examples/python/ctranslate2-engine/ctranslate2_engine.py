@@ -31,7 +31,7 @@ class CTranslate2Engine(LLMEngine):
     async def from_args(cls, argv: list[str] | None = None) -> tuple[CTranslate2Engine, WorkerConfig]:
         parser = argparse.ArgumentParser(prog="ctranslate2_engine.py", description="Serves a CTranslate2 model")
         add_arguments(parser)
-        parser.add_argument("--tokenizer", help="folder with tokenizer.json; without one the worker takes tokens only")
+        parser.add_argument("--tokenizer", help="folder with tokenizer.json; needed unless `genset run MODEL` starts this")
         args = parser.parse_args(argv)
         engine = cls(args.model, args.context_length, args.parallel, args.device)
         config = WorkerConfig(namespace=args.namespace, model_name=args.model_name, model_path=args.tokenizer)
