@@ -68,7 +68,7 @@ class Router:
             await asyncio.sleep(LOOK_S)
 
     async def generate(self, request, context: Context):
-        hashes = block_hashes(request, request["token_ids"])
+        hashes = block_hashes(request)
         if not self.instances:
             # A frontend then tries another router, and this router's own worker counts it as alive.
             raise Overloaded("no worker is there; try again later", retry_after=1.0)

@@ -10,9 +10,9 @@ from genset.runtime import Runtime, worker
 BLOCK_SIZE = 16
 
 
-def block_hashes(request, token_ids):
+def block_hashes(request):
     """Returns a hash for each whole block of a prompt, over all tokens up to its end: the keys that routers look up."""
-    return hash_blocks(token_ids, BLOCK_SIZE, cache_salt=request.get("cache_salt"), adapter=request.get("adapter"))
+    return hash_blocks(request["token_ids"], BLOCK_SIZE, cache_salt=request.get("cache_salt"), adapter=request.get("adapter"))
 
 
 class Engine:
@@ -26,7 +26,7 @@ class Engine:
         self.running += 1
         self.publish_load()
         try:
-            hashes = block_hashes(request, request["token_ids"])
+            hashes = block_hashes(request)
             reused = sum(block in self.cached for block in hashes)
             if reused < len(hashes):
                 parent = hashes[reused - 1] if reused else None
