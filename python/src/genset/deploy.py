@@ -46,12 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model-cache",
         metavar="NAME",
-        help="what keeps models of the Hugging Face Hub, for all services: a volume in compose, a claim of a volume in Kubernetes",
+        help="cache of the Hugging Face Hub that all services share: a volume in compose, a claim of a volume in Kubernetes",
     )
     parser.add_argument(
         "--hf-token",
         action="store_true",
-        help=f"services get HF_TOKEN: in compose that of whoever starts them, in Kubernetes that of the secret {HF_SECRET}",
+        help=f"services get HF_TOKEN: in compose from the environment of docker compose, in Kubernetes from the secret {HF_SECRET}",
     )
     parsed, settings = parser.parse_known_args(arguments)
     try:

@@ -44,9 +44,8 @@ class ModelType(enum.Flag):
     """`token_ids` in; `token_ids` and finally `finish_reason` out: a `genset.GenerateRequest`, and `genset.GenerateChunk`s. An answer that
     ends without a `finish_reason` counts as `length` if it has `max_tokens` tokens, else as `stop`."""
     Chat = enum.auto()
-    """The body of a chat request as its client sent it in; a `chat.completion`, `chat.completion.chunk`s or plain text out. The
-    other kind is made of what the handler gives, as the client asked to have it streamed or not. Requests of `/v1/responses` and
-    `/v1/messages` come as bodies of streamed chats."""
+    """The body of a chat request as its client sent it in; a `chat.completion`, `chat.completion.chunk`s or plain text out, which become
+    a stream or a whole answer as the client asked. Requests of `/v1/responses` and `/v1/messages` arrive as bodies of streamed chats."""
     Completion = enum.auto()
     """The same for `/v1/completions`."""
     Embedding = enum.auto()

@@ -1,7 +1,7 @@
 """`genset offer NAME ENDPOINT`: offers a running endpoint behind HTTP as a model, for as long as it runs.
 
 The endpoint gets the bodies of chats as their clients sent them, and answers with text or OpenAI's objects, as a handler of
-`ModelType.Chat` does. It need not know of it. A worker that says which model it serves needs no such command.
+`ModelType.Chat` does. It needs no change. A worker that registers its model needs no such command.
 """
 
 from __future__ import annotations

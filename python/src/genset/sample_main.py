@@ -16,7 +16,7 @@ def command(arguments: list[str]) -> list[str]:
     parser.add_argument("--model-name", default="sample", help="what clients call the model")
     parser.add_argument(
         "--model-path",
-        help="folder with a tokenizer, GGUF file, or name of the Hugging Face Hub; without it --model-name, where that is one, or else the built-in tokenizer",
+        help="folder with a tokenizer, GGUF file, or name of the Hugging Face Hub; default: --model-name if that is one, else the built-in tokenizer",
     )
     parser.add_argument("--namespace", default="genset")
     known, rest = parser.parse_known_args(arguments)

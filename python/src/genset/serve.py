@@ -393,7 +393,7 @@ def _print(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code: 2 for what cannot be served."""
+    """Runs the command. Returns the exit code: 2 if the services cannot be served."""
     parser = argparse.ArgumentParser(prog="genset serve", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("target", metavar="MODULE:CLASS")
     parser.add_argument("-f", "--file", metavar="FILE", help="YAML or JSON: names of services to their settings")
