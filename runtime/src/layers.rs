@@ -156,25 +156,34 @@ struct Setting {
     name: String,
     value: Option<Value>,
     source: &'static str,
+    /// Whether the value is the default.
+    is_default: bool,
 }
 
 impl Settings {
     /// The settings of `command` in `all`; those also in `by_hand` do not come from the file.
     #[must_use]
     pub fn new(command: &Command, by_hand: &ArgMatches, all: &ArgMatches) -> Self {
-        let setting = |(name, arg): (&str, &Arg)| Setting {
-            name: name.to_owned(),
-            value: value_of(all, arg),
-            source: source_of(by_hand, all, arg),
+        let setting = |(name, arg): (&str, &Arg)| {
+            let value = value_of(all, arg);
+            Setting {
+                name: name.to_owned(),
+                is_default: value == default_of(arg),
+                value,
+                source: source_of(by_hand, all, arg),
+            }
         };
         Self(settings(command).map(setting).collect())
     }
 
-    /// Whether a flag was given by hand or in the file.
+    /// Whether somebody chose the value of a flag: by hand, or in the file. A default in the file does not count, because
+    /// [`Settings::print`] writes all of them.
     #[must_use]
-    pub fn is_given(&self, name: &str) -> bool {
-        let mut settings = self.0.iter();
-        settings.any(|setting| setting.name == name && setting.is_given())
+    pub fn is_chosen(&self, name: &str) -> bool {
+        let mut settings = self.0.iter().filter(|setting| setting.is_given());
+        settings.any(|setting| {
+            setting.name == name && (setting.source == "flag" || !setting.is_default)
+        })
     }
 
     /// The number of settings from the file.
@@ -223,6 +232,7 @@ impl Setting {
             name,
             value,
             source,
+            ..
         } = self;
         match value {
             Some(value) => format!("{:<48} # {source}\n", format!("{name} = {value}")),
@@ -232,11 +242,21 @@ impl Setting {
 }
 
 fn value_of(all: &ArgMatches, arg: &Arg) -> Option<Value> {
-    let raw = all.get_raw(arg.get_id().as_str())?;
-    let values: Vec<String> = raw
-        .map(|value| value.to_string_lossy().into_owned())
+    all.get_raw(arg.get_id().as_str()).map(joined)
+}
+
+fn default_of(arg: &Arg) -> Option<Value> {
+    let values = arg.get_default_values();
+    (!values.is_empty()).then(|| joined(values))
+}
+
+/// The values of a flag as one.
+fn joined(values: impl IntoIterator<Item: AsRef<OsStr>>) -> Value {
+    let values = values.into_iter();
+    let values: Vec<String> = values
+        .map(|value| value.as_ref().to_string_lossy().into_owned())
         .collect();
-    Some(number_or_text(values.join(",")))
+    number_or_text(values.join(","))
 }
 
 fn source_of(by_hand: &ArgMatches, all: &ArgMatches, arg: &Arg) -> &'static str {
@@ -282,6 +302,8 @@ mod tests {
         names: Vec<String>,
         #[arg(long)]
         eager: bool,
+        #[arg(long, default_value_t = 16)]
+        size: u32,
     }
 
     /// Reads these words and a file with `content`.
@@ -301,6 +323,7 @@ mod tests {
         assert!(alone.layers.config.is_some());
         assert_eq!(alone.weights.as_deref(), Some("a"));
         assert_eq!((alone.rate, alone.eager), (Some(0.5), true));
+        assert_eq!(alone.size, 16);
         assert_eq!(alone.names, ["z"]);
         let shown: Value = serde_json::from_str(&settings.print(PrintFormat::Json)).unwrap();
         assert_eq!(shown["weights"], json!({"value": "a", "source": "file"}));
@@ -313,6 +336,17 @@ mod tests {
         assert!(matches.get_flag("eager"));
         let (matches, _) = read_with("weights = \"a\"\neager = false\n", &[]).unwrap();
         assert!(!matches.get_flag("eager"));
+    }
+
+    #[test]
+    fn a_default_in_the_file_is_not_chosen() {
+        let is_chosen = |content: &str, words: &[&str]| {
+            let (_, settings) = read_with(content, words).unwrap();
+            settings.is_chosen("size")
+        };
+        assert!(!is_chosen("weights = \"a\"\nsize = 16\n", &[]));
+        assert!(is_chosen("weights = \"a\"\nsize = 17\n", &[]));
+        assert!(is_chosen("weights = \"a\"\n", &["--size=16"]));
     }
 
     #[test]

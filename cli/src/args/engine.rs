@@ -9,11 +9,11 @@ use genset_engine_candle::CandleArgs;
 use genset_engine_echo::EchoArgs;
 use genset_engine_launcher::{LauncherArgs, ServerKind};
 use genset_engine_subprocess::{InheritedEnv, LogLimit};
+use genset_runtime::layers::Settings;
 use genset_runtime::{WorkerArgs, byte_count, in_bytes};
 
 use super::words::{EngineKind, InputKind, OutputKind};
 use crate::engine::apart::Apart;
-use genset_runtime::layers::Settings;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
@@ -251,7 +251,7 @@ pub(super) fn check_candle_flags(
 ) -> Result<(), EngineError> {
     let candle = CandleArgs::augment_args(clap::Command::new("candle"));
     let mut names = candle.get_arguments().filter_map(clap::Arg::get_long);
-    let unread = names.find(|name| settings.is_given(name) && !reads(output, name));
+    let unread = names.find(|name| settings.is_chosen(name) && !reads(output, name));
     let Some(name) = unread else {
         return Ok(());
     };
