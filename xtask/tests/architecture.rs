@@ -71,7 +71,7 @@ fn names_of(list: &str) -> impl Iterator<Item = &str> {
     names.filter(|name| !name.is_empty())
 }
 
-/// A workspace takes no profile from another one, so each that makes programs says it for itself.
+/// A workspace does not inherit the profiles of another one, so each workspace with a program sets them itself.
 #[test]
 fn releases_of_every_workspace_check_arithmetic() {
     let metadata = MetadataCommand::new().no_deps().exec().unwrap();

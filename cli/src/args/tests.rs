@@ -75,7 +75,7 @@ fn no_flags_make_the_default_configuration() {
     assert_eq!(frontend, expected);
 }
 
-/// There are no keys: whoever reaches it sees the tasks.
+/// It has no keys: everyone who can connect sees the tasks.
 #[test]
 fn tokio_console_is_for_this_machine_unless_told() {
     let words = ["genset", "run", "--tokio-console"].map(OsString::from);

@@ -32,7 +32,7 @@ pub(crate) struct TopArgs {
     network: NetworkArgs,
 }
 
-/// A worker of a model, and what it said when it was asked.
+/// A worker of a model, and its answer about its load.
 #[derive(Debug)]
 struct Seen {
     model: String,
@@ -83,7 +83,7 @@ fn reasons(seen: &[Seen]) -> BTreeMap<String, Vec<String>> {
     reasons
 }
 
-/// The models that discovery knows, and what asks their workers.
+/// The models that discovery knows, and the client that asks their workers.
 struct Fleet {
     directory: ModelDirectory,
     loads: LoadClient,
@@ -114,7 +114,7 @@ impl Fleet {
     }
 }
 
-/// Draws what is seen, again and again, on a screen that is given back at the end.
+/// Redraws the fleet at every interval on the alternate screen, and restores the screen at the end.
 async fn watch(fleet: &Fleet, interval: Duration) -> Result<(), EngineError> {
     let mut signals = Signals::install().map_err(|error| {
         EngineError::internal(format!("signals cannot be handled: {error}")).with_source(error)

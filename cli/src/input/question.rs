@@ -13,7 +13,7 @@ use genset_frontend::pipeline::{Job, Room};
 use genset_frontend::{ApiError, FrontendConfig, MemoryBudget};
 use serde_json::{Map, Value, json};
 
-/// Tokens with which a base model goes on at most, unless `max_tokens` says otherwise: many never end by themselves.
+/// The default of `max_tokens` for a base model: many never end by themselves.
 pub(super) const CONTINUATION_TOKENS: u32 = 256;
 
 /// Request fields that users cannot set: the asker sets them, or the answer would be more than a text.

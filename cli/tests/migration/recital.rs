@@ -13,7 +13,7 @@ use crate::site::encode;
 const RECITED: &str = "<think>Let me see: 2 < 3.</think>Here it is, as you asked. <tool_call>{\"name\": \"weather\", \"arguments\": \
     {\"city\": \"Orléans 🦀\", \"days\": [1, 2]}}</tool_call><tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>";
 
-/// What it recites where the answer is bound to a format.
+/// The text that it recites if the answer is bound to a format.
 const BOUND: &str = r#"{"city": "Madrid", "people": 3300000}"#;
 
 pub(crate) struct Recital {

@@ -69,7 +69,7 @@ pub(crate) struct Request {
     pub(crate) body: Value,
     /// Whether a stop string from the middle of its answer ends it.
     pub(crate) is_stopped: bool,
-    /// Of how many answers of engines each of its choices is made.
+    /// The number of engine answers that make up each choice.
     pub(crate) parts: u32,
     /// A text that its answer must contain; otherwise the request does not test what it should.
     pub(crate) shows: &'static str,
@@ -311,7 +311,7 @@ pub(crate) fn markup() -> Vec<Request> {
     ]
 }
 
-/// For an engine whose answer begins freely, with thoughts, and is bound to a format once its content begins.
+/// Requests for an engine whose answer begins unbound, with reasoning. Once its content begins, it is bound to a format.
 pub(crate) fn formats() -> Vec<Request> {
     let function = json!({"name": "weather"});
     let tools = json!([{"type": "function", "function": function}]);

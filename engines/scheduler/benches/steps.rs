@@ -1,4 +1,4 @@
-//! What it costs to plan a step and to commit it, by how many sequences run, and to take their prompts in:
+//! The cost of planning and committing steps, for decoding and for prompts, by the number of sequences:
 //! `cargo bench -p genset-scheduler --bench steps`.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
@@ -10,13 +10,13 @@ use genset_scheduler::{Limits, NewSequence, Outcome, Report, Scheduler, Sequence
 
 const BLOCK_SIZE: usize = 16;
 const PROMPT_TOKENS: u32 = 1024;
-/// Steps that are measured together: a scheduler that goes on for ever would run out of blocks.
+/// The number of steps per measurement. It is bounded because sequences that never end would run out of blocks.
 const STEPS: u32 = 64;
 
-/// A scheduler in which `count` sequences wait. Their prompts begin with the same `shared` tokens.
+/// A scheduler with `count` waiting sequences. Their prompts begin with the same `shared` tokens.
 fn waiting(count: u32, shared: u32) -> Scheduler {
     let places = usize::try_from(count).unwrap();
-    // Those that are taken in first make tokens beside the other prompts.
+    // The first sequences already generate tokens while later prompts are computed.
     let tokens = usize::try_from(PROMPT_TOKENS + 2 * STEPS).unwrap();
     let limits = Limits {
         max_num_seqs: places,
@@ -40,7 +40,7 @@ fn waiting(count: u32, shared: u32) -> Scheduler {
     scheduler
 }
 
-/// One step, as an engine's loop makes it. Whether every row made a token.
+/// Makes one step, as an engine's loop does. Returns whether every row sampled a token.
 fn step(scheduler: &mut Scheduler) -> bool {
     let step = scheduler.plan();
     let report = |id| Report {
@@ -53,7 +53,7 @@ fn step(scheduler: &mut Scheduler) -> bool {
     step.rows.iter().all(|row| row.wants_token)
 }
 
-/// Steps until all have a token.
+/// Makes steps until every sequence has a token.
 fn take_in(scheduler: &mut Scheduler) {
     while !step(scheduler) || scheduler.stats().waiting > 0 {}
 }
