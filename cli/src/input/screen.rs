@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_and_calls_are_dimmed() {
+    fn reasoning_and_calls_are_dimmed() {
         assert_eq!(
             shown(Screen::Colored, &ANSWER[..4]),
             "\x1b[2mHm\x1b[0m\x1b[2m[2J.\x1b[0m\n\nI \x1b[0m\x1b[1mlook\x1b[0m.\x1b[0m\n\x1b[2mcall: \x1b[0m\x1b[2mweather \x1b[0m"

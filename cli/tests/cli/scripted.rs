@@ -209,7 +209,7 @@ async fn the_script_that_the_guide_shows_does_what_the_guide_says() {
 }
 
 #[tokio::test]
-async fn thoughts_come_apart_from_the_answer() {
+async fn reasoning_comes_apart_from_the_answer() {
     let script = file(TALK);
     let server = server(&script, &["--reasoning-parser", "qwen3"]).await;
     let question = asking("scripted", "why is the sky blue");
@@ -217,8 +217,8 @@ async fn thoughts_come_apart_from_the_answer() {
     assert_eq!(message["reasoning_content"], "The sky scatters blue.");
     assert_eq!(message["content"], "Because of scattering.");
     let events = events(&server, &question).await;
-    let thoughts = joined(&events, "reasoning_content");
-    assert_eq!(thoughts, "The sky scatters blue.");
+    let reasoning = joined(&events, "reasoning_content");
+    assert_eq!(reasoning, "The sky scatters blue.");
     assert_eq!(text_of(&events), "Because of scattering.");
     server.stop().await;
 }

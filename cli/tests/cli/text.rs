@@ -292,7 +292,7 @@ async fn the_log_has_no_colours_where_there_shall_be_none() {
 }
 
 #[tokio::test]
-async fn thoughts_are_dimmed_and_named_where_there_is_no_colour() {
+async fn reasoning_is_dimmed_and_named_where_there_is_no_colour() {
     let parser = ["--reasoning-parser", "deepseek_r1"];
     let (mut terminal, _script) = scripted(&parser, &[]);
     terminal.enter("why").await;
