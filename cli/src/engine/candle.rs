@@ -12,14 +12,14 @@ use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
     RequestContext, StartContext, async_trait,
 };
-use genset_engine_candle::load::{OpenEmbedder, OpenModel};
+use genset_engine_candle::load::{OpenEmbedder, OpenModel, gguf_files, gguf_name};
 use genset_engine_candle::{CandleArgs, CandleEngine, EmbeddingEngine};
 use genset_process::{lock_folder, remove_left_folders};
 use genset_runtime::ModelFolder;
 use tempfile::TempDir;
 
 use super::{TINY_CHAT, context_length, declare_tool_parser, template};
-use crate::args::RunConfig;
+use crate::args::{EngineKind, RunConfig};
 
 /// The built-in model's weights: the smaller of the two files in the repository, which needs no conversion at the start.
 const TINY_CHAT_WEIGHTS: (&str, &[u8]) = (
@@ -107,10 +107,13 @@ pub(super) fn files_of(
         let folder = config.worker.model_folder()?;
         return folder.ok_or_else(|| EngineError::internal("the model's path is lost"));
     }
-    let model = OpenModel::open(path)?;
-    let files = model.files(model_config)?;
+    let files = match model_config {
+        // Other engines may support architectures that candle does not.
+        None if !config.output.is(EngineKind::Candle) => gguf_files(path)?,
+        None | Some(_) => OpenModel::open(path)?.files(model_config)?,
+    };
     let files = files.into_iter().map(|file| (file.name, file.content));
-    ModelFolder::from_files(&model.name, path, files)
+    ModelFolder::from_files(gguf_name(path), path, files)
         .map_err(|error| EngineError::invalid_argument("MODEL", error))
 }
 

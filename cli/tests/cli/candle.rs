@@ -76,12 +76,31 @@ async fn a_gguf_file_alone_answers_the_same() {
     answers_every_golden_question(server).await;
 }
 
-/// These engines need only its tokenizer.
+/// These engines need only its tokenizer, whatever its architecture is.
 #[tokio::test]
 async fn a_gguf_file_gives_engines_without_weights_their_tokens() {
     let file = tiny_chat().join("tiny-chat-q8_0.gguf");
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = folder.path().join("other.gguf");
+    let mut bytes = fs::read(&file).expect("it is in the repository");
+    // The architecture, and the keys that begin with it.
+    for start in 0..1000 {
+        if bytes[start..].starts_with(b"llama") {
+            bytes[start..start + 5].copy_from_slice(b"other");
+        }
+    }
+    fs::write(&other, bytes).expect("a file");
     let file = file.to_str().expect("a path in UTF-8");
-    for output in ["out=echo_core", "out=mocker", "out=sample"] {
+    let other = other.to_str().expect("a path in UTF-8");
+    let refused = run(&["run", "in=stdin", "out=candle", other]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let problem = "the architecture other is not supported";
+    assert!(refused.stderr.contains(problem), "{refused:?}");
+    for (output, file) in [
+        ("out=echo_core", other),
+        ("out=mocker", file),
+        ("out=sample", file),
+    ] {
         let server = Server::start(&[output, file, "--model-name", "m"]).await;
         let body = json!({"model": "m", "prompt": "Hello you there", "max_tokens": 2});
         let exchange = server.post("/v1/completions", &body.to_string()).await;

@@ -193,7 +193,7 @@ impl OpenModel {
         }
         let file = GgufFile::open(path)?;
         Ok(Self {
-            name: name_of_file(path),
+            name: gguf_name(path),
             config: file.config()?,
             path: path.to_owned(),
             architecture: file.metadata().architecture.to_owned(),
@@ -355,8 +355,9 @@ fn files_of(
     Ok(files)
 }
 
-/// A file's name without its extension and part number.
-fn name_of_file(path: &Path) -> String {
+/// The name of the model in a GGUF file: the file's name without its extension and part number.
+#[must_use]
+pub fn gguf_name(path: &Path) -> String {
     if let Some((name, ..)) = gguf::parts::parse_name(path) {
         return name.to_owned();
     }
