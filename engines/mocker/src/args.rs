@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use genset_backend_common::spelling::none_of;
 use genset_backend_common::{EngineError, config::MAX_DATA_PARALLEL_SIZE};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -152,12 +153,10 @@ pub enum MockerArgsError {
     #[error("must hold one object, a name and a value for each setting")]
     NotAnObject,
     /// No setting has this name.
-    #[error("the mocker has no setting {name:?}; did you mean {nearest}?")]
+    #[error("the mocker has no such setting: {}", none_of(name, NAMES))]
     Unknown {
         /// The name.
         name: String,
-        /// The most similar setting.
-        nearest: &'static str,
     },
     /// A setting's value is not allowed.
     #[error("{name}: {problem}")]
@@ -248,10 +247,7 @@ impl MockerArgs {
         for (given, value) in entries {
             let name = given.replace('-', "_");
             let known = NAMES.iter().copied().find(|known| *known == name);
-            let name = known.ok_or_else(|| MockerArgsError::Unknown {
-                nearest: nearest(&name, &NAMES),
-                name: given,
-            })?;
+            let name = known.ok_or(MockerArgsError::Unknown { name: given })?;
             args.set(name, value)
                 .map_err(|problem| MockerArgsError::Value { name, problem })?;
         }
@@ -368,14 +364,6 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// The name most similar to `given`.
-pub(crate) fn nearest(given: &str, names: &[&'static str]) -> &'static str {
-    // Jaro-Winkler weighs common prefixes, so half of a name finds the whole.
-    let likeness = |name: &&str| strsim::jaro_winkler(given, name);
-    let by_likeness = |a: &&&str, b: &&&str| likeness(a).total_cmp(&likeness(b));
-    names.iter().max_by(by_likeness).copied().unwrap_or("")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -430,8 +418,12 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let cases = [
-            (r#"{"speedup_ration": 1}"#, "did you mean speedup_ratio?"),
-            (r#"{"num_blocks": 1}"#, "did you mean num_gpu_blocks?"),
+            (
+                r#"{"speedup_ration": 1}"#,
+                r#"did you mean "speedup_ratio"?"#,
+            ),
+            (r#"{"num-blocks": 1}"#, r#"did you mean "num_gpu_blocks"?"#),
+            (r#"{"x": 1}"#, "\"x\" is none of block_size, "),
             (r#"{"block_size": "x"}"#, "block_size: invalid type"),
             (r#"{"block_size": 0}"#, "block_size: must be at least 1"),
             (r#"{"max_num_batched_tokens": 1}"#, "max_num_seqs (256)"),
@@ -451,7 +443,7 @@ mod tests {
             (r#"{"kv_lease_s": 0}"#, "kv_lease_s: must be"),
             (
                 r#"{"prefill_ms": {"quadratc": 1}}"#,
-                "did you mean quadratic?",
+                r#"did you mean "quadratic"?"#,
             ),
             (r#"{"decode_ms": {"min": -1}}"#, "decode_ms: its min"),
             ("[1]", "one object"),

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use genset_backend_common::spelling::none_of;
 use genset_scheduler::{Scheduled, Scheduler};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::args::{MockerArgs, nearest};
+use crate::args::MockerArgs;
 
 /// A time in milliseconds: a polynomial of degree two with a lower bound. Its variable is the number of tokens that a step
 /// prefills, or the share of the KV cache in use.
@@ -63,11 +64,7 @@ impl TimeModel {
             ));
         };
         if let Some(unknown) = entries.keys().find(|key| !NAMES.contains(&key.as_str())) {
-            let nearest = nearest(unknown, &NAMES);
-            return Err(format!(
-                "{unknown:?} is none of {}; did you mean {nearest}?",
-                NAMES.join(", ")
-            ));
+            return Err(none_of(unknown, NAMES));
         }
         serde_json::from_value(value).map_err(|error| error.to_string())
     }
@@ -268,7 +265,7 @@ mod tests {
         };
         assert_eq!(read(r#"{"linear": 2, "min": 1}"#), Ok(line));
         let error = read(r#"{"lineal": 2}"#).unwrap_err();
-        assert!(error.contains("did you mean linear?"), "{error}");
+        assert!(error.contains("did you mean \"linear\"?"), "{error}");
         assert!(read("[1, 2]").unwrap_err().contains("milliseconds"));
         assert!(TimeModel::constant(f64::NAN).check().is_err());
     }
