@@ -76,7 +76,7 @@ impl Hello {
     }
 }
 
-/// Metadata of a `Request` frame, sent before the request itself.
+/// The first part of a `Request` frame's payload: metadata, which the request itself follows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestHead {
