@@ -215,8 +215,8 @@ impl ModelCard {
         }
     }
 
-    /// Returns the card without the fields that may differ between instances of a model: role, ranks, sequences, adapters and the
-    /// operator's metadata.
+    /// Returns the card without the fields that may differ between instances of a model: role, ranks, the number of sequences run
+    /// at once, adapters and the operator's metadata.
     #[must_use]
     pub fn in_common(&self) -> Self {
         Self {

@@ -92,8 +92,8 @@ impl EngineConfig {
     /// Checks the config itself.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field: empty model name, zero context length, no input kind, media without chat, no rank, or
-    /// an ability that answers cannot carry.
+    /// `InvalidArgument`, naming the field: empty model name, zero context length, no input kind, media without chat, a number of
+    /// ranks out of range, or an ability that answers cannot carry.
     pub fn validate(&self) -> Result<(), EngineError> {
         let problem = if self.model.trim().is_empty() {
             (

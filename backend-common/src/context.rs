@@ -1,4 +1,4 @@
-//! [`RequestContext`]: travels with a request: its id, cancellation, deadline, trace and headers.
+//! [`RequestContext`]: what travels with a request: its id, cancellation, deadline, trace and headers.
 //!
 //! Cancellations form a tree: the frontend owns the root, and every layer below works on a child. Cancelling a context cancels
 //! everything below it and nothing above. Clones share the cancellation.
@@ -58,7 +58,7 @@ impl CancelReason {
         let message = match self {
             Self::Client => "the request was cancelled",
             Self::Deadline => "the request's deadline passed before it finished",
-            // A worker says this even if the frontend is what shuts down.
+            // A worker says this even if it is the frontend that shuts down.
             Self::Shutdown => {
                 "the server is shutting down and cut the request short; send it again"
             }

@@ -46,7 +46,7 @@ pub trait LLMEngine: Send + Sync + 'static {
     /// - Usage agrees with the tokens streamed and with the prompt's length, also when cancelled.
     /// - When `ctx` is cancelled, a `Cancelled` terminal follows soon.
     /// - Dropping the stream, at any point, soon frees everything the request held.
-    /// - A request that is refused, at once or by an error in its stream, holds nothing afterwards.
+    /// - A request that is refused, at once or by an error in its stream, holds nothing afterwards, whatever it had been given.
     ///
     /// "Soon" is the current step and a few more: at most 2 s or ten times the engine's time per token, whichever is longer.
     ///
@@ -124,8 +124,8 @@ pub struct StartContext {
     pub worker_id: u64,
     /// The role of the instance.
     pub role: Role,
-    /// LoRA adapters from the operator, for engines that need them before they start. The Worker loads those that the engine does
-    /// not list afterwards through its [`controls`](LLMEngine::controls).
+    /// LoRA adapters from the operator, for engines that need them before they start. After the start, the Worker loads those
+    /// that the engine does not list, through its [`controls`](LLMEngine::controls).
     pub adapters: Vec<Adapter>,
     /// Where the engine registers its metrics.
     pub metrics: MetricsRegistry,

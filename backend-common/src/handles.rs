@@ -105,7 +105,7 @@ impl MetricsRegistry {
     }
 
     /// Returns a registry whose metrics appear with this one's under an additional label, until its last clone is dropped: for a
-    /// process with several workers, at once or in sequence. A labelled registry cannot have labelled ones itself.
+    /// process with several workers, at once or in sequence. The registries of a labelled registry are not shown with this one.
     ///
     /// # Examples
     /// ```

@@ -80,7 +80,7 @@ impl std::fmt::Debug for Offer {
     }
 }
 
-/// Connects Workers to request plane and discovery.
+/// Connects Workers to the request plane and to discovery.
 #[async_trait]
 pub trait Registrar: Send + Sync + 'static {
     /// Makes the offer reachable by its id, without listing it.

@@ -59,7 +59,7 @@ pub struct GenerateRequest {
     /// Scheduling priority; larger values run first. Engines that do not declare `priority` refuse any value except 0.
     #[serde(default)]
     pub priority: i32,
-    /// Restricts the sharing of KV blocks to requests with the same salt, or without one. It isolates tenants, and is part of the
+    /// Requests share KV blocks only if they have the same salt, or none. It isolates tenants, and is part of the
     /// [first block's hash](crate::kv::hash_blocks). At most [`MAX_CACHE_SALT_BYTES`]. An engine without a prefix cache ignores
     /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

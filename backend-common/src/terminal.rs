@@ -6,7 +6,7 @@ pub fn is_shown(sign: char) -> bool {
     !sign.is_control() || matches!(sign, '\n' | '\t')
 }
 
-/// Escapes the characters of an untrusted text that are not [only displayed](is_shown).
+/// Escapes the characters of an untrusted text that a terminal would interpret: those that are not [shown](is_shown).
 #[must_use]
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

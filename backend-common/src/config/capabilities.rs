@@ -89,7 +89,7 @@ pub enum Deviation {
     BatchVariant,
     /// `min_tokens` is not supported: a request with it is refused.
     NoMinTokens,
-    /// `presence_penalty` and `frequency_penalty` also count prompt tokens, at least among the last 64 tokens.
+    /// `presence_penalty` and `frequency_penalty` also count the prompt's tokens, within a window of at least the last 64 tokens.
     PenaltiesCountPrompt,
     /// Log probabilities include `logit_bias` and the penalties, as the logits for sampling do. Without those options they are
     /// the model's own.

@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 
 use super::BlockHash;
 
-/// The number of changes a subscriber may lag behind before it must resubscribe: about a second at thousands of blocks.
+/// The number of changes a subscriber may lag behind before it must resubscribe: about a second's, at thousands a second.
 const BACKLOG_EVENTS: usize = 4096;
 
 /// One numbered change of the prefix cache.

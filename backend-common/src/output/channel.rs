@@ -84,7 +84,7 @@ pub fn channel_with_capacity(ctx: RequestContext, capacity: usize) -> (TokenSink
     (sink, OutputStream::from_raw(Box::pin(stream)))
 }
 
-/// Why [`TokenSink::send`] failed: the stream has no reader.
+/// Why [`TokenSink::send`] failed: the request was cancelled or its stream dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the request was cancelled or its stream dropped; free what it holds")]
 pub struct SendError;
@@ -95,7 +95,7 @@ pub enum TrySendError {
     /// The reader is behind; keep the tokens and retry at the next step.
     #[error("the reader is behind; keep the tokens and send them with the next step")]
     Full(TokenChunk),
-    /// The stream has no reader; free what the request holds.
+    /// The request was cancelled or its stream dropped; free what the request holds.
     #[error("the request was cancelled or its stream dropped; free what it holds")]
     Closed,
 }
@@ -138,7 +138,7 @@ impl TokenSink {
     /// Sends tokens if there is room; never waits. For engine threads, once per step.
     ///
     /// # Errors
-    /// [`TrySendError::Full`] returns the tokens; [`TrySendError::Closed`] means that the stream has no reader.
+    /// [`TrySendError::Full`] returns the tokens; [`TrySendError::Closed`] means that nobody reads them.
     pub fn try_send(&self, chunk: TokenChunk) -> Result<(), TrySendError> {
         if self.is_closed() {
             return Err(TrySendError::Closed);
@@ -181,7 +181,7 @@ impl TokenSink {
         *self.terminal.lock() = Some(Err(error));
     }
 
-    /// Returns whether the stream has no reader: the request was cancelled or the stream dropped.
+    /// Returns whether the channel is closed: the request was cancelled or its stream dropped.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.items.is_closed() || self.ctx.is_cancelled()
@@ -195,7 +195,7 @@ impl TokenSink {
         self.items.capacity() == 0
     }
 
-    /// Waits until there is room for an item or the stream has no reader.
+    /// Waits until there is room for an item or the channel is closed.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -207,7 +207,7 @@ impl TokenSink {
         }
     }
 
-    /// Waits until the stream has no reader.
+    /// Waits until the request is cancelled or its stream is dropped.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.

@@ -181,7 +181,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Held {
     item: Option<Output>,
-    /// The stream has no reader.
+    /// The stream has ended or was dropped.
     is_closed: bool,
     /// The stream's waker, registered when it found no item.
     reader: Option<Waker>,
@@ -189,7 +189,7 @@ struct Held {
     writers: SmallVec<[Waker; 1]>,
 }
 
-/// The stream has no reader.
+/// The stream has ended or was dropped.
 struct Closed;
 
 impl Slot {

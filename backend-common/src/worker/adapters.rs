@@ -140,7 +140,7 @@ impl AdapterBoard {
         Ok(())
     }
 
-    /// Publishes the adapters that the engine reports; if it reports none, applies `change` to the known list.
+    /// Publishes the adapters that the engine lists; if it does not list them, applies `change` to the known ones.
     pub(super) async fn publish(
         &self,
         controls: &dyn EngineControls,
@@ -168,7 +168,7 @@ impl AdapterBoard {
     }
 }
 
-/// Returns the adapters that the engine reports; `None` if it does not list them.
+/// Returns the adapters that the engine lists; `None` if it does not support listing.
 async fn known_to(controls: &dyn EngineControls) -> Result<Option<Vec<Adapter>>, EngineError> {
     match controls.adapters().await {
         Ok(adapters) => Ok(Some(adapters)),

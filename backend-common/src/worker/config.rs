@@ -69,8 +69,8 @@ pub struct RequestLimits {
     pub max_running: usize,
     /// The maximum number of waiting requests. Further ones are refused as `Overloaded`.
     pub max_waiting: usize,
-    /// Deadline of requests without one; `None` for no deadline. For a migrated request it counts from the start at the first
-    /// instance.
+    /// Deadline of requests without one; `None` for no deadline. If another instance had the request
+    /// before, it counts from the time the first one got it.
     pub request_timeout: Option<Duration>,
     /// The longest silence between two items of a stream of tokens or text, enforced within twice its length; `None` for no
     /// limit. It counts from the return of `generate`, and from the engine's last [step](crate::HealthReporter::report_step) if

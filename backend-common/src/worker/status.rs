@@ -26,7 +26,7 @@ pub struct WorkerStatus {
 }
 
 impl WorkerStatus {
-    /// Returns whether it accepts requests: it serves, and its last canary did not fail.
+    /// Returns whether it should get requests: it serves, and its last canary did not fail.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(self.state, State::Serving(_)) && self.failed_canaries == 0

@@ -1,4 +1,4 @@
-//! Random plans of faults, with stops, lost leases, deaths and requests at random times: invariants of all of them.
+//! Random plans of faults, with stops, lost leases, deaths and requests at random times: checks what holds in all of them.
 
 use std::sync::Arc;
 use std::time::Duration;
