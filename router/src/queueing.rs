@@ -1,10 +1,10 @@
 //! [`Queueing`]: requests wait here, not at their clients, while every instance is full.
 //!
 //! The layer sits above the choice of an instance. It learns from the error `Overloaded` that all instances are full: the layer
-//! below returns it when all look full and as many as it asks then have refused. Then the first request in order is retried:
-//! whenever an answer ends, and periodically, because other frontends' answers may have ended. When it is refused, the next
-//! request that other instances may take is tried. When it is not refused within a moment, it leaves the queue, and the next one
-//! is tried.
+//! below returns it when all look full and as many as it asks then have refused. Then one request at a time is tried again, the
+//! first in order: whenever an answer ends, and periodically, because other frontends' answers may have ended. When it is
+//! refused, the next request that other instances may take is tried. When it is not refused within a moment, it leaves the
+//! queue, and the next one is tried.
 
 mod metrics;
 mod order;
@@ -268,7 +268,7 @@ impl Ticket {
         self.until(ctx, worth_it).await
     }
 
-    /// Waits for `what`, the cancellation or the deadline.
+    /// Waits for `what`; fails if the request is cancelled or its deadline passes before.
     async fn until(
         &self,
         ctx: &RequestContext,

@@ -11,7 +11,7 @@ pub(crate) struct Read {
     pub(crate) end: Result<Finished, EngineError>,
 }
 
-/// Reads an answer to its end. The last token is the terminal's.
+/// Reads an answer to its end. Tokens in the terminal come last.
 pub(crate) async fn read(mut outputs: OutputStream) -> Read {
     let mut tokens = Vec::new();
     loop {

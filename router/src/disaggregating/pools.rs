@@ -14,7 +14,7 @@ use crate::connect::pool_route;
 use crate::kv::RouterMetrics;
 use crate::route::Route;
 
-/// Limit for connecting to a new pool, after which the next change is handled; that change retries the pool.
+/// Limit for connecting to a new pool, after which the next change is handled; handling it retries the pool.
 const POOL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A route for each role; `None` if the role has no instance.

@@ -41,7 +41,7 @@ pub(super) struct TwoLegs {
     passes_first: bool,
     /// Prompt tokens that the prefill instance had cached.
     cached_tokens: Option<u32>,
-    /// Blocks that may not be fetched yet.
+    /// Blocks that perhaps have not been fetched yet.
     held: Option<TransferParams>,
 }
 

@@ -1,5 +1,5 @@
 //! Updates the index from workers' KV events: a snapshot, then numbered changes. After a gap or the end of a stream it takes a
-//! new snapshot. Invalid events affect only their worker's entries; they are counted, and logged once a minute.
+//! new snapshot. Invalid events affect only their worker's entries; they are counted, and logged at most once a minute.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::index::{IndexReader, IndexWriter, Odd, Target};
 /// Pause before resubscribing to a stream that ended.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Blocks stored, and links changed, before yielding: some tens of microseconds.
+/// Blocks stored, or links between runs followed or created, before yielding: some tens of microseconds.
 const BLOCKS_A_TURN: usize = 512;
 
 /// Runs swept before yielding.

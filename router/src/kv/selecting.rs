@@ -355,8 +355,8 @@ fn any_rank(instance: InstanceId) -> Place {
     Place { instance, rank: 0 }
 }
 
-/// Estimates the blocks of other routers' sequences at a candidate, of which `ours` are this router's: from the used blocks that
-/// it reports, or from its requests if their blocks are not in the report yet.
+/// Estimates the blocks of other routers' sequences at a candidate, where this router's sequences have `ours`: from the used
+/// blocks that the candidate reports, or from others' requests if their blocks are not in the report yet.
 fn others(candidate: &Candidate, ours: u64, mean_blocks: f64) -> f64 {
     if candidate.others == 0 {
         return 0.0;

@@ -27,7 +27,7 @@ pub(super) enum Leg {
     Finishes,
     /// Streams all tokens, and is lost before the terminal.
     LosesTerminal,
-    /// Streams this many tokens; the following instances report no room.
+    /// Streams this many tokens; this process then has no memory for the next ones.
     FindsNoRoom(u32),
     /// Refuses the request.
     Refuses(ErrorKind),
