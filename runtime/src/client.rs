@@ -393,7 +393,7 @@ impl GenerateClient {
 pub enum Holder {
     /// The instance that took it.
     One(InstanceId),
-    /// The id of the current holder, or [`Holder::NOBODY`]. Whoever migrates the request updates it.
+    /// The id of the current holder, or [`Holder::NOBODY`]. The layer that passes the request on updates it.
     Now(Arc<AtomicU64>),
 }
 

@@ -1,5 +1,5 @@
 //! Settings in layers: flags override environment variables, which override a file, which overrides defaults. Each setting knows
-//! its source. Also used by the command line, whose long names are the flags here.
+//! its source. The command line uses it, too.
 
 mod matches;
 

@@ -3,7 +3,7 @@
 //!
 //! - [`Runtime`] is the entry point: `runtime.namespace("ns")?.component("c")?.endpoint("e")?`, then
 //!   [`Endpoint::serve`] or [`Endpoint::client`].
-//! - [`RuntimeRegistrar`] lists a Worker in discovery; [`ModelDirectory`] finds the models that Workers serve;
+//! - [`RuntimeRegistrar`] offers a Worker to clients; [`ModelDirectory`] finds the models that Workers serve;
 //!   [`GenerateClient`] sends them requests.
 //! - `run` and `WorkerArgs` (feature `cli`) implement a worker's whole `main`.
 

@@ -130,7 +130,7 @@ impl LoadClient {
     }
 }
 
-/// Forwards every load that `instance` publishes, forever, and `None` when its stream ends.
+/// Forwards every load that `instance` publishes, forever, and `None` whenever the call fails or its stream ends.
 pub(crate) async fn follow_load(
     client: Arc<Client<(), Load>>,
     instance: InstanceId,

@@ -321,7 +321,7 @@ impl Registration for RuntimeRegistration {
             lease.put(record.to_entry()?).await?;
         }
         *self.listing.lease.lock() = Some(lease);
-        // While `generate` is listed, unlisting another endpoint is not the instance's last one.
+        // While `generate` is listed, another endpoint that is unlisted is not the instance's last one.
         served.generate.remember();
         if self.listing.record() != record {
             self.listing.is_old.notify_one();

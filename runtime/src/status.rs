@@ -31,7 +31,7 @@ use crate::host_names::unknown_host;
 /// The media type of the metrics.
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Returns whether the process accepts requests.
+/// Returns whether the process should get requests.
 pub type Readiness = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A running status server; it ends when dropped or with its runtime.
@@ -134,7 +134,7 @@ async fn refuse_other_names(request: Request, next: Next) -> Response {
     }
 }
 
-/// 200 if the process accepts requests, otherwise 503.
+/// 200 if the process should get requests, otherwise 503.
 fn status_of(health: &Health) -> StatusCode {
     if health.is_ready {
         StatusCode::OK

@@ -94,7 +94,7 @@ impl LiveModel {
     }
 }
 
-/// A worker that gets no new requests once the model's card is chosen, because its own card differs.
+/// A worker whose card differs from the model's: it gets no new requests once clients are ready for that card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOutWorker {
     /// The worker.

@@ -1,5 +1,5 @@
 //! [`MixedPlane`]: serves on NATS, and also calls workers over TCP. [`NetworkArgs`](crate::NetworkArgs) builds one if NATS servers
-//! are named and no flag sets the request plane, so that some processes may use TCP.
+//! are named and no flag sets the request plane: other processes may then serve on TCP.
 
 use std::sync::Arc;
 

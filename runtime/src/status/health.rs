@@ -14,7 +14,7 @@ use crate::names::{EndpointName, InstanceId};
 /// A process's health at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Whether the process accepts requests.
+    /// Whether the process should get requests.
     pub is_ready: bool,
     /// The worker in it, if there is one, and the name it serves under.
     pub worker: Option<(WorkerStatus, EndpointName)>,

@@ -164,7 +164,7 @@ impl LeaseFile {
         Ok(())
     }
 
-    /// Sets the file's time to now, or to a later time if it is already that. Needs no disk space.
+    /// Sets the file's time to now, or two seconds later if that changes nothing. Needs no disk space.
     fn touch(&self, file: &File) -> Result<(), EngineError> {
         let touched = (|| {
             let before = file.metadata()?.modified()?;

@@ -358,7 +358,7 @@ async fn links_and_pipes_are_neither_followed_nor_waited_for() {
     let here = store.open();
     let lease = soon(here.lease()).await.unwrap();
     lease.put(entry("a", "x")).await.unwrap();
-    // A name that a process could write to by mistake: its lease's name with another suffix.
+    // A predictable name for a temporary file: the lease's name with another suffix.
     let precious = store.path().with_file_name("precious");
     fs::write(&precious, "untouched").unwrap();
     for file in store.lease_files() {

@@ -55,7 +55,7 @@ pub struct NatsConfig {
     pub ping_interval: Duration,
     /// The maximum size of a message in bytes, headers included; less if a server allows less.
     pub max_message_bytes: usize,
-    /// Messages of one connection that may be queued at a process; its senders then wait. A connection takes at
+    /// Messages of one connection that may wait unread at a process; beyond it, the sender waits. A connection takes at
     /// most this many times [`max_message_bytes`](Self::max_message_bytes) of memory in the process and in the NATS server.
     pub window_messages: u32,
 }

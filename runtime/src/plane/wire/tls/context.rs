@@ -24,7 +24,7 @@ pub(in super::super) struct TlsContext {
     connector: TlsConnector,
     /// `None` without our own certificate.
     acceptor: Option<TlsAcceptor>,
-    /// The common name of all workers' certificates, if they have one.
+    /// The name that every worker's certificate must be for; `None` for the host it is dialled at.
     server_name: Option<ServerName<'static>>,
     client_certificates: ClientCertificates,
 }
