@@ -331,7 +331,7 @@ def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Container
         assert [await say() for _ in range(3)] == ["three two one"] * 3
         first, _ = containers.running["backend"]
         first.stop(signal.SIGKILL)
-        # The other one answers: a request that reaches the dead one's address is sent again to it.
+        # The other one answers: a request that finds the dead one's address is sent again, to the other.
         assert [await say() for _ in range(4)] == ["three two one"] * 4
         await client.close()
 

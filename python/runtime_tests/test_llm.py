@@ -134,7 +134,7 @@ def test_a_gguf_file_brings_tokenizer_template_and_context(start_genset: Callabl
                 await asyncio.sleep(0.05)
 
     run(main())
-    # The handler returns the prompt, which shows the template too.
+    # The handler answers with the prompt, which shows the template too.
     assert contents[0] == contents[1] == contents[2] and "capital of France is Paris" in contents[0][0], contents
 
 

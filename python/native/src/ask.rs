@@ -25,7 +25,7 @@ use crate::inbox::{Event, Inbox};
 /// The most items of an answer that wait for Python.
 const CREDIT: usize = 64;
 
-/// How often a request is sent if instances refuse it.
+/// The most times that a request is sent if instances refuse it.
 const MAX_ATTEMPTS: usize = 3;
 
 /// How long a request waits for the endpoint's first instance: a new client knows none yet.

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use crate::call::CallHandler;
 use crate::engine::HandlerEngine;
 
-/// The context of a model whose length neither Python nor its files give: longer than any prompt.
+/// The context length of a model for which neither Python nor the files give one: longer than any prompt.
 const UNBOUNDED_TOKENS: u32 = 1 << 30;
 
 /// The maximum size of a chat template file, in bytes.

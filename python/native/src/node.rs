@@ -119,8 +119,8 @@ impl Node {
             .try_for_each(|(call, item)| call.send(item.as_bytes()))
     }
 
-    /// Joins the fleet as operation `op`, as `flags` and the environment say; with `is_static` it joins none. Returns the status port
-    /// that they name, or `None`.
+    /// Joins the fleet as operation `op`, as `flags` and the environment say; with `is_static` it joins none. The operation's
+    /// result is the status port that they name, or `None`.
     fn connect(&self, op: u64, flags: Vec<String>, is_static: bool) -> PyResult<()> {
         let flags = Flags::try_parse_from(flags).map_err(|error| {
             let text = error.to_string();

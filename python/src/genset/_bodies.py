@@ -1,7 +1,7 @@
 """Chats and completions whose handler reads the client's body and answers in the API's own objects.
 
 Objects are checked for their shape, not for their content. A handler may also yield plain text, or whole objects where the client asked
-for chunks and the reverse.
+for chunks, or the reverse.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Bridge:
         return next(self._numbers)
 
     def operation(self, begin: Callable[[int], None]) -> asyncio.Future[int | None]:
-        """Starts an operation of the node, and returns its result."""
+        """Starts an operation of the node, and returns the future of its result."""
         self.check()
         number = self.number()
         future: asyncio.Future[int | None] = self.loop.create_future()
@@ -115,7 +115,7 @@ class Bridge:
         return future
 
     def expect(self) -> tuple[int, asyncio.Future[int | None]]:
-        """Returns a number for an operation that another one starts, and its result."""
+        """Returns a number for an operation that another one starts, and the future of its result."""
         number = self.number()
         future: asyncio.Future[int | None] = self.loop.create_future()
         # Retrieves the exception, so that asyncio does not warn of it.

@@ -110,7 +110,7 @@ def json_of(value: Any, field: str) -> Any:
 
 
 def check_seconds(value: float | None, field: str) -> None:
-    """Raises `InvalidArgument` for an invalid time."""
+    """Raises `InvalidArgument` for a time that is not from 0 to `MOST` seconds."""
     if value is not None and not 0 <= value <= MOST:
         raise InvalidArgument(f"{value!r} is no number of seconds from 0 to {MOST}", field=field)
 
@@ -120,7 +120,7 @@ LIMITS = ("request_timeout", "idle_timeout", "canary_interval", "canary_timeout"
 
 
 def check_limits(given: Mapping[str, Any]) -> None:
-    """Raises `InvalidArgument` if one of `LIMITS` is invalid."""
+    """Raises `InvalidArgument` if one of `LIMITS` is out of range, or if `canary_timeout` is 0."""
     for name in LIMITS:
         check_seconds(given[name], name)
     if given["canary_timeout"] == 0:

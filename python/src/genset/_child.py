@@ -48,7 +48,7 @@ _DEAD = b"\x81\xa4dead"
 
 
 class Child:
-    """Serves one engine until the worker sends GoAway."""
+    """Serves one engine until the worker announces the end with GoAway and closes the socket."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Child:
         }
 
     async def serve(self) -> None:
-        """Returns when the worker sends GoAway; raises if the worker broke the protocol."""
+        """Returns when the worker has closed the socket after its GoAway; raises if the worker broke the protocol."""
         hello = {"version": PROTOCOL_VERSION, "min_version": PROTOCOL_VERSION, "max_frame_bytes": MAX_FRAME_BYTES}
         self._channel.write(encode(Kind.HELLO, 0, pack(hello)))
         self._channel.open()

@@ -122,9 +122,9 @@ class Client:
     """A client of one endpoint. It follows the instances for as long as it exists.
 
     A request is sent to one instance. If that is unreachable, full or shutting down, the request is sent again, usually to another instance
-    (except with `direct`), three times in all. So is a request whose handler was cut by its process's shutdown before its first answer
-    (`EngineShutdown`). A request to a lost instance (`Disconnected`) is not sent again, since it may have begun. If there is no instance, a
-    request waits ten seconds for the first.
+    (except with `direct`), with at most three attempts in all. So is a request whose handler was cut by its process's shutdown before its
+    first answer (`EngineShutdown`). A request to a lost instance (`Disconnected`) is not sent again, since it may have begun. If there is
+    no instance, a request waits ten seconds for the first.
 
     If the endpoint serves a model, requests and items are those of its handler: a `genset.GenerateRequest` and
     `genset.GenerateChunk`s, or for `ModelType.Chat` and `ModelType.Completion` the body of a client's request and the API's objects.
@@ -232,7 +232,7 @@ class Client:
                 return
             left_s = None if timeout is None else max(0.0, timeout - (loop.time() - begun_s))
             try:
-                # If the caller's own timeout is the limit, the request ends with that.
+                # If the caller's own timeout was the limit, the request is sent all the same, and ends with that timeout.
                 if error is not None and limit_s == most_s:
                     raise error
                 stream.begin(*send(left_s))

@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 def completed(config: EngineConfig, model_path: str, migration_limit: int | None = None) -> EngineConfig:
-    """Returns the config with the context length of the model's files, and with the usual sampling options, if the engine declares none.
-    Logs both, and warns of a `migration_limit` that has no effect on answers that have begun."""
+    """Returns the config with the context length of the model's files and the usual sampling options, each if the engine leaves it None.
+    Warns if the files have no length, of the assumed options, and of a `migration_limit` without effect on answers that have begun."""
     if config.context_length is None and _model_files.is_gguf(model_path):
         # The native module reads the file, and logs if it has no length.
         config = dataclasses.replace(config, context_length=0)

@@ -16,7 +16,7 @@ from genset.types import GenerateRequest
 Reader = Callable[[bytes], Any]
 
 NOTHING = object()
-"""Returned by a reader for an item that no value of the handler's corresponds to."""
+"""Returned by a reader for an item that is not a value of the handler."""
 
 _INPUTS = ("token_ids", "text", "messages", "embed", "score")
 

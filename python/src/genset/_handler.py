@@ -106,7 +106,7 @@ def checked(codec: Codec, check: Callable[[Any], Any] | None, is_of_bodies: bool
 
 
 def takes_context(handler: Handler, endpoint: str) -> bool:
-    """Whether a handler takes the context beside the request. Raises an error if it takes neither."""
+    """Whether a handler takes the context beside the request. Raises TypeError if it can be called with neither one nor both."""
     if not callable(handler):
         raise TypeError(
             f"the handler of {endpoint} is a {type(handler).__name__}, which cannot be called: give a function, not its result"
@@ -271,7 +271,7 @@ class Answer:
         self.stream.grant(items)
 
     def stop(self, reason: str) -> None:
-        """Stops the request: notifies the handler, and cancels it if it does not end soon."""
+        """Stops the request: the handler's context shows it, and the handler is cancelled if it does not end within `CANCEL_GRACE_S`."""
         is_first = not self.stream.is_stopped
         self.stream.stop(reason)
         if is_first:
@@ -302,7 +302,7 @@ class Answer:
         self.end(EngineError.of_reason(self.stream.context.stop_reason() or "shutdown"))
 
     def forget(self) -> None:
-        """Ends all notifications to it."""
+        """Removes it from the bridge, so that no more events reach it, and stops its timer."""
         self._bridge.calls.pop(self.stream.id, None)
         if self._timer is not None:
             self._timer.cancel()

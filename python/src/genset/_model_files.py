@@ -15,7 +15,7 @@ FILES = ["config.json", "tokenizer.json", "tokenizer_config.json"]
 """The files of a model that a frontend needs."""
 
 UNBOUNDED_TOKENS = 1 << 30
-"""The context of a model of unknown length: longer than any prompt."""
+"""The context length of a model that states none: longer than any prompt."""
 
 _LANGUAGE_MODELS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multimodal configs keep the config of their language model."""

@@ -139,7 +139,7 @@ class Stepper:
             self._fail(lane, as_engine_error(error))
 
     def _step(self, ready: list[Lane]) -> bool:
-        """Takes a step. Returns whether it made anything."""
+        """Takes a step. Returns whether it made an output or an error for any sequence."""
         try:
             outputs = self._engine.step([lane.sequence for lane in ready])
             if len(outputs) != len(ready):

@@ -71,7 +71,7 @@ class Stream:
 
 
 class Turns:
-    """Turns of the event loop. A generator that awaits nothing must yield one after each output; others need no extra turns."""
+    """Counts turns of the event loop. A generator that awaits nothing must give the loop a turn after each output; others need not."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -74,7 +74,7 @@ USUAL_SAMPLING = (
     "logit_bias",
     "seed",
 )
-"""The sampling options that an engine receives if it declares none."""
+"""The sampling options that reach an engine whose config does not declare which it honours."""
 
 
 ROLES = ("aggregated", "prefill", "decode")
@@ -128,8 +128,8 @@ class EngineConfig:
     """Whether the engine can continue another instance's answer with the same result: seeds, penalties and grammars treat the last
     `resumed_tokens` of the prompt as generated."""
     resume_as_prompt: bool = False
-    """Whether the engine can continue another instance's answer as a longer prompt. Requests with a seed, a penalty or a grammar do not
-    migrate so: once their answer has begun, they are lost with their instance."""
+    """Whether the engine can continue another instance's answer as a longer prompt. Requests with a seed, a penalty or a grammar
+    cannot continue this way: once their answer has begun, they are lost with their instance."""
     roles: tuple[str, ...] = ()
     """Any of `aggregated`, `prefill`, `decode`; empty means `aggregated` only."""
     deviations: tuple[str, ...] = ()
@@ -262,8 +262,8 @@ STEP_INTERVAL_S = 0.25
 
 
 class WorkerHandle:
-    """Publishes an engine's events. `LLMEngine.worker` is set before `start`. Any thread may call the methods; without a worker
-    they have no effect."""
+    """Publishes an engine's events. `LLMEngine.worker` is one, and is set before `start`. Any thread may call the methods; without
+    a worker they have no effect."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ class EngineError(Exception):
     """An error with a kind. Raise a subclass.
 
     `message` is for the client: it says what is wrong and what to do. `field` names the request field at fault, by our
-    name for it; a message of `InvalidArgument` or `Unsupported` then continues that name ("must be at least 1").
+    name for it; a message of `InvalidArgument` or `Unsupported` then follows that name ("must be at least 1").
     `retry_after` is in seconds.
     """
 

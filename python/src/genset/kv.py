@@ -43,7 +43,7 @@ def hash_blocks(
 
 
 def _root(cache_salt: str | None, adapter: str | None) -> bytes:
-    """The salt and the adapter, hashed: the parent of a sequence's first block. Empty without both."""
+    """The salt and the adapter, hashed: the parent of a sequence's first block. Empty if there is neither."""
     salt = b"" if cache_salt is None else _number(xxh3_64(cache_salt.encode(), _SALT_SEED))
     if adapter is None:
         return salt

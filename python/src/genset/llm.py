@@ -34,7 +34,7 @@ __all__ = ["KvEventPublisher", "LoadPublisher", "MetricsPublisher", "ModelType",
 logger = logging.getLogger(__name__)
 
 IDLE_S = 5.0
-"""How long requests that the worker cut short may take to end by themselves. After it they are cancelled."""
+"""How long requests that the worker cut short may take to end by themselves. After that they are cancelled."""
 
 
 class ModelType(enum.Flag):
@@ -105,8 +105,8 @@ async def register_llm(
     `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`). With `kv_ranks` the
     `KvEventPublisher` is given the rank of each event, and routers choose among the ranks.
     Token ids are below `vocab_size`, by default that of the model's files. `max_num_seqs`, how many requests the handler runs at once, is
-    published. `max_running_requests` is the most that the handler is ever given, including the worker's canary. A canary that finds no
-    free place is skipped, until the requests that ran at the handler's last output must have ended.
+    published. `max_running_requests` is the most requests that the handler is given at once, including the worker's canary. A canary that
+    finds no free place is skipped, as long as the requests that ran at the handler's last output may still be within their limits.
 
     `role` is `prefill` or `decode`, for a model in two pools: the handlers serve two endpoints, of separate components, registered with
     the same arguments except `role`. Both receive the client's request. A prefill handler answers with one token and, in the chunk
@@ -119,8 +119,8 @@ async def register_llm(
     `completion_usage`. Everything else arrives as `token_ids`. `role`, `media` and `priority` are for `ModelType.Backend`.
 
     `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit. The default is 120 for tokens and none for bodies,
-    whose answer may be a single item at the end. Embeddings have none, and refuse one. Without it only the request's deadline ends a
-    request. `request_timeout` is the time limit for requests whose clients gave none, in seconds, 0 for none.
+    whose answer may be a single item at the end. Embeddings have none, and refuse one. An answer without such a limit is ended only by
+    its request's deadline. `request_timeout` is the time limit for requests whose clients gave none, in seconds, 0 for none.
 
     `canary_timeout` is how long the handler may take to answer a canary, in seconds. The worker sends the first before it lists the model,
     and others whenever the handler yielded nothing for `canary_interval` seconds, 0 for never. The third in a row without an answer ends
@@ -291,8 +291,8 @@ def _canary(name: str, model_type: ModelType) -> dict[str, Any]:
 
 
 def _worker_id(endpoint: Endpoint, name: str) -> int:
-    """Returns the runtime's id for the first model of a component, whose worker also serves endpoints of fixed names, and for the first
-    instance of a model, since routers tell instances apart by it. Returns a new id for all others."""
+    """Returns the runtime's id if the model is the first of its component, whose worker also serves endpoints of fixed names, and the
+    first instance of its model, since routers tell instances apart by their ids. Otherwise returns a new id."""
     component = endpoint.path[:2]
     models = [model for model in endpoint.runtime._models.values() if isinstance(model, _Registered)]
     taken = any(model.component == component or model.model == name for model in models)

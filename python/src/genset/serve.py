@@ -154,8 +154,8 @@ def plan(
     spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str, status_port: int | None = None
 ) -> list[Process]:
     """Returns the processes, dependencies first, each with its devices and cores. Raises `UsageError` if there are too few devices or two
-    services share a name. A service that names no `gpu` sees all devices. Too few cores are shared evenly. The first process has the status
-    port `status_port`, the others have the ports after it; with 0 each has any free port."""
+    services share a name. A service that names no `gpu` sees the same devices as this process. Too few cores are shared evenly. The first
+    process has the status port `status_port`, the others have the ports after it; with 0 each has any free port."""
     check_names([(each, each.name) for each in spec.graph()], {})
     devices = _devices()
     all_gpus = f"{','.join(devices)} (all, it names none)" if devices else ""

@@ -78,8 +78,8 @@ class ConformanceRun:
         raise RuntimeError(f"the report has no check {check}")
 
     def problems(self) -> list[str]:
-        """The failures of the run beside the checks of `ids()`: invalid waivers, and broken rules of every stream whose own check was
-        left out.
+        """The failures of the run beside the checks of `ids()`: invalid waivers, and violations of rules for every stream whose own check
+        was left out.
 
         Raises `RuntimeError` as `result` does.
         """
