@@ -116,7 +116,7 @@ impl Node {
     }
 }
 
-/// Stops the worker, unless it is already stopping, and waits for it. A signal expires every deadline.
+/// Stops the worker, unless it is already stopping, and waits for it. On a signal, all its deadlines expire at once.
 async fn shut_down(worker: &WorkerHandle, signals: &mut Signals) -> Report {
     worker.stop_once();
     loop {

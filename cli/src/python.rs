@@ -9,7 +9,7 @@ use std::process::Command;
 
 /// The variable that names the interpreter.
 const PYTHON: &str = "GENSET_PYTHON";
-/// Exits with 1 if the package is not installed.
+/// Python code that exits with 1 if the package is not installed.
 const IS_THERE: &str =
     "import importlib.util, sys; sys.exit(importlib.util.find_spec('genset') is None)";
 
@@ -34,8 +34,8 @@ pub(crate) fn become_module(module: &str, arguments: &[OsString]) -> String {
     )
 }
 
-/// The interpreter beside this program, if the package installed the program. Otherwise that of the virtual environment, or the
-/// one in PATH.
+/// The interpreter that `GENSET_PYTHON` names. Otherwise the one beside this program, as where the package installed the program;
+/// else that of the virtual environment; else the one in PATH.
 fn interpreter() -> PathBuf {
     if let Some(named) = env::var_os(PYTHON) {
         return named.into();

@@ -1,6 +1,6 @@
 //! Handles SIGINT and SIGTERM if this process has PID 1, as in a container: there, signals without a handler do not end the
-//! process. `main` calls [`end_process_1`] first; code with its own handling calls [`take_interrupt`] or [`take_both`]. The
-//! system ends any other process. SIGXFSZ ends no process after [`outlive_file_limit`].
+//! process. `main` calls [`end_process_1`] first; code with its own handling calls [`take_interrupt`] or [`take_both`].
+//! With any other PID, the system's default ends the process. SIGXFSZ does not end a process after [`outlive_file_limit`].
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -202,7 +202,7 @@ pub(super) fn check_engine(
     Err(EngineError::invalid_argument("--chat-template", problem))
 }
 
-/// Refuses a tokenizer for an engine without one.
+/// Refuses `--model-config` for an engine that does not take it.
 fn check_model_config(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
     let takers = [
         EngineKind::Candle,
@@ -229,7 +229,7 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
     }
     let mut launcher = engine.launcher.clone();
     if let OutputKind::Engine(EngineKind::Mocker | EngineKind::Apart(_)) = output {
-        // The one of these flags that it also takes.
+        // The one of these flags that the mocker and engines built apart also take.
         launcher.extra_engine_args = None;
     }
     let Some(flag) = launcher.first_given() else {

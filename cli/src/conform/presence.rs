@@ -66,7 +66,7 @@ fn end(limit: Duration) -> Instant {
 }
 
 /// # Errors
-/// An error after which requests may migrate. Any other error is an answer of the worker.
+/// An error whose kind is migratable. Any other error counts as an answer of the worker.
 async fn ask(worker: &RemoteEngine) -> Result<(), EngineError> {
     let declared = worker.start(StartContext::detached(1)).await?;
     let mut request = GenerateRequest::from_tokens(declared.model, vec![1]);

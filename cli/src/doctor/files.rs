@@ -139,7 +139,7 @@ fn too_open(mode: u32, owner: Owner) -> Option<&'static str> {
     }
 }
 
-/// Reads keys and certificate as a server does: starts one on its own port, and stops it.
+/// Reads keys and certificate as a server does: starts one on a free port of loopback, and stops it.
 async fn server(args: &DoctorArgs) -> Option<Finding> {
     let config = match args.http.config(FrontendConfig::default()) {
         Ok(config) if config.api_keys.is_none() && config.tls.is_none() => return None,

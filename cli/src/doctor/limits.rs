@@ -25,7 +25,7 @@ pub(super) fn look() -> Vec<Finding> {
     findings
 }
 
-/// A server raises the soft limit by itself, up to the hard limit.
+/// Checks the hard limit of open files. A server raises the soft limit by itself, up to the hard one.
 fn files() -> Finding {
     let wanted =
         u64::try_from(FrontendConfig::default().max_connections).unwrap_or(u64::MAX) + SPARE_FILES;

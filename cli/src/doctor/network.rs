@@ -142,7 +142,7 @@ async fn models_of(runtime: &Runtime) -> Vec<String> {
     models.borrow().keys().cloned().collect()
 }
 
-/// A NATS server identifies itself as soon as a client connects.
+/// Checks a NATS server, which identifies itself as soon as a client connects.
 async fn nats(server: &str) -> Finding {
     let mend = "start nats-server, or name it: --nats-server nats://HOST:4222";
     let host = server.split_once("://").map_or(server, |(_, host)| host);

@@ -58,7 +58,8 @@ pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     Ok((engine, worker))
 }
 
-/// The engine knows the longest input: positions, the checkout's own limit and a step bound it.
+/// Builds an embedder or a cross-encoder. The engine itself knows its longest input: positions, the checkout's own limit and a
+/// step bound it.
 fn embedder(
     path: &Path,
     config: &RunConfig,

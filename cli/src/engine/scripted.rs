@@ -17,7 +17,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// For an engine that takes and returns text.
+    /// For an engine that takes and generates text.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the script's file, line and key.
@@ -30,7 +30,7 @@ impl Parts {
         })
     }
 
-    /// For an engine that takes and returns a model's tokens.
+    /// For an engine that takes and generates a model's tokens.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the script's file, line and key, or the model's file.

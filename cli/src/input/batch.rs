@@ -3,7 +3,7 @@
 //!
 //! Notes each answer in [`BatchNotes`] as it arrives, in any order. When all have arrived, writes them in the input's order and
 //! removes the notes. An output without notes belongs to a finished run and is not overwritten. A run that was interrupted finds
-//! its notes and resumes. So does one in which workers had no room for some prompts, or that lost its engine: its notes stay.
+//! its notes and resumes. So does one in which no worker had room for some prompts, or that lost its engine: its notes stay.
 
 mod line;
 mod prompts;

@@ -110,7 +110,7 @@ async fn a_server_whose_log_nobody_reads_serves_and_ends_well() {
     assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
 }
 
-/// The cases above assume this: with writable outputs, the same words report the same error.
+/// The cases above assume this: with outputs that can be written, the same command prints its error.
 #[tokio::test]
 async fn the_same_error_is_told_where_it_can_be() {
     let ended = run(&["run", "in=nowhere"]).await;

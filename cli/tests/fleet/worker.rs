@@ -125,7 +125,7 @@ impl Worker {
             // A descriptor that was just closed is skipped.
             pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
         });
-        // A shutdown fails on anything but a TCP connection.
+        // Only a TCP connection has such a peer address and can be shut down.
         let cut = copies.filter(|copy| {
             let stream = TcpStream::from(copy.try_clone().expect("a descriptor"));
             stream.peer_addr().is_ok() && stream.shutdown(Shutdown::Both).is_ok()

@@ -1,4 +1,4 @@
-//! Every engine with every request that it can answer, streamed and complete: cut after each of its tokens, twice and three
+//! Every engine with every request that it can answer, streamed and in one piece: cut after each of its tokens, twice and three
 //! times.
 
 use crate::engines::{self, Fleet};

@@ -374,7 +374,7 @@ fn broken(error: &reqwest::Error) -> Failure {
     }
 }
 
-/// The causes of an error, without its URL.
+/// The causes of an error, or its own text if it has none.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     let mut next = Some(error);

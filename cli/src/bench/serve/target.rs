@@ -8,7 +8,7 @@ use super::ApiName;
 use super::client::{Client, Failure, FailureKind};
 use super::prompts::{Prompts, Said};
 
-/// How often the second of the two measuring prompts repeats every word; the first has it once.
+/// How often every word occurs in the second of the two measuring prompts. In the first it occurs once.
 const ROUNDS: u32 = 2;
 
 /// Fields that keep an answer from ending early. Not every server accepts them.

@@ -53,8 +53,8 @@ struct LineBody<'a> {
     usage: Option<LineUsage<'a>>,
 }
 
-/// Chat completions and embeddings use the first and the third name, responses and messages the others. Each is parsed by itself:
-/// an invalid count does not affect the others.
+/// The token counts of an answer. Chat completions and embeddings have `prompt_tokens` and `completion_tokens`, responses and
+/// messages the other two. Each is parsed by itself: an invalid count does not affect the others.
 #[derive(Debug, Default, Deserialize)]
 struct LineUsage<'a> {
     #[serde(borrow)]

@@ -62,7 +62,7 @@ impl Prompts {
         })
     }
 
-    /// Whether there are prompts, which name no model, besides requests.
+    /// Whether any of the lines is a prompt that names no model. Requests name theirs.
     pub(super) fn name_no_model(&self) -> bool {
         self.name_no_model
     }
