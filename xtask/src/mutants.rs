@@ -27,7 +27,7 @@ struct Subject {
     engine: &'static str,
     /// The libtest filters that select the kit's tests; none for all.
     tests: &'static [&'static str],
-    /// The time limit of one trial. Only a mutation that hangs takes longer.
+    /// The time limit of one trial. Only a mutation that hangs reaches it.
     seconds: u32,
 }
 

@@ -120,7 +120,7 @@ fn lay_out(repo: &Repo, binary: &Path, stage: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// Packs `bin`, `lib` and `share` into a folder that names version and machine.
+/// Packs `bin`, `lib` and `share` into a tarball, below a folder that names version and machine.
 fn pack_tarball(stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let name = format!("genset-{VERSION}-{}-linux", std::env::consts::ARCH);
     let tarball = folder.join(format!("{name}.tar.gz"));

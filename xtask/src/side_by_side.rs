@@ -4,8 +4,8 @@
 //! since cargo allows one build per folder. So do programs that only wait. The others run beside them on several lanes.
 //!
 //! A program that fails beside others runs once more, alone, when the others are done. If it names its failed tests, only those
-//! run, one at a time. If it fails again, the run fails. If it passes, one of its tests does not tolerate load: the run says so
-//! at its end, keeps the log, and continues.
+//! run, one at a time; otherwise the whole program. If it fails again, the run fails. If it passes, one of its tests does not
+//! tolerate load: the run says so at its end, keeps the log, and continues.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use crate::stopwatch::Stopwatch;
 /// A program to run.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// Its name in the output and, with other characters in place of spaces and slashes, of its log.
+    /// Its name in the output. Its log has the same name, with other characters in place of spaces and slashes.
     pub(crate) name: String,
     pub(crate) command: Command,
     /// The command that a person types to run it alone.

@@ -47,7 +47,7 @@ fn folders_of_crates_are_those_of_the_table() {
     }
 }
 
-/// An engine author sees the root first. The rest of the contract is in its modules.
+/// The most names at the root of the contract, which an engine author sees first. The rest is in its modules.
 const MOST_NAMES_AT_THE_ROOT: usize = 30;
 
 #[test]

@@ -1,5 +1,5 @@
-//! The models that people use, by the widths and types of their matrices: Llamas with random weights of those widths, and a
-//! trained model. llama.cpp itself quantizes them, so that each file has the mix of types of a real file.
+//! The models that people use, by the widths and types of their matrices: a trained model, and Llamas with random weights of those
+//! widths. llama.cpp itself quantizes the Llamas, so that each file has the mix of types of a real file.
 
 use std::fs;
 use std::io::Write as _;

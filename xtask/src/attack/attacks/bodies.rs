@@ -37,7 +37,7 @@ pub(super) fn nested_schema() -> String {
     )
 }
 
-/// A chat with an image, whose data begins with `item`, repeated as often as it fits.
+/// A chat whose content is the beginning of an image part, then `item` as often as it fits, then the end of an image part.
 pub(super) fn images(item: &str) -> String {
     filled(
         r#"{"model":"tiny-chat","max_tokens":1,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,"#,
