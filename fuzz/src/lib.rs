@@ -3,7 +3,7 @@
 //! A [`Target`] takes any bytes and returns; a panic is a finding. If there is a law to keep (the same result
 //! however a text is cut, a round trip through writing and reading), the function asserts it. `cargo xtask fuzz` calls
 //! the targets through `fuzz/libfuzzer`, a separate workspace, since the other crates need neither libFuzzer nor
-//! instrumented code. Findings stay in `fuzz/corpus`, and this crate's tests replay them. The crate is not published.
+//! instrumented code. Inputs that it keeps are in `fuzz/corpus`, and this crate's tests replay them. The crate is not published.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

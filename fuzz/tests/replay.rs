@@ -1,4 +1,4 @@
-//! Replays the corpora in `fuzz/corpus` through the targets, so that old findings stay fixed.
+//! Replays the corpora in `fuzz/corpus` through the targets, so that what fuzzing found once is not broken again.
 #![expect(clippy::unwrap_used, reason = "a test says what failed by panicking")]
 
 use std::collections::BTreeSet;
