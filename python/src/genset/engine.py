@@ -94,7 +94,7 @@ _ENDPOINT_TYPES = ("chat", "completions", "embeddings", "scores")
 
 @dataclasses.dataclass
 class EngineConfig:
-    """What an engine declares about itself after its start. The worker refuses requests for abilities that it does not declare."""
+    """What an engine declares about itself after its start. Requests for other abilities are refused before they reach it."""
 
     model: str
     served_model_name: str | None = None
@@ -115,7 +115,7 @@ class EngineConfig:
     `input_audio`. For engines that take `chat`; an engine that also takes `tokens` receives a text-only chat as tokens."""
     sampling: tuple[str, ...] | None = None
     """The sampling options that the engine honours; a request with another one is refused. `()` means none. None means not declared:
-    then the engine receives `USUAL_SAMPLING`, and the log warns."""
+    then the options of `USUAL_SAMPLING` reach the engine, and the log warns."""
     max_logprobs: int | None = None
     guided: tuple[str, ...] = ()
     """Any of `json_object`, `json_schema`, `regex`, `choice`, `grammar`."""

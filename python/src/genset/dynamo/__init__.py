@@ -1,4 +1,4 @@
-"""The names of NVIDIA Dynamo's Python library, for existing programs: change `dynamo.` to `genset.dynamo.` in their
+"""The names of NVIDIA Dynamo's Python library, for programs written for it: change `dynamo.` to `genset.dynamo.` in their
 imports. New programs use `genset.runtime`, `genset.llm` and `genset.sdk`.
 """
 
