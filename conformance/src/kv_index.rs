@@ -39,7 +39,7 @@ impl Index {
         }
     }
 
-    /// Reads everything published so far, without limit: tokio's budget would make the task yield.
+    /// Reads everything published so far, however much. Bypasses tokio's task budget, which would stop it early.
     ///
     /// # Errors
     /// Fails if events were missed.

@@ -7,7 +7,7 @@ use crate::trial::Progress;
 /// A check whose answers continue may take this many times the limit, on a busy machine.
 const BUSY: u32 = 8;
 
-/// At least this fraction (1/n) of the time counts, however long threads waited for a CPU. So every check ends.
+/// At least one part in this many of the time counts, however long threads waited for a CPU. So every check ends.
 pub(crate) const LEAST_SHARE: u32 = 16;
 
 /// Why a check was given up.

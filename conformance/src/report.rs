@@ -112,7 +112,7 @@ impl CheckReport {
         self.seen_in.as_deref().unwrap_or(&self.id)
     }
 
-    /// Whether only a waiver keeps it from failing the run, or from being judged.
+    /// Whether a waiver applies: the check failed as expected, or it was not judged.
     #[must_use]
     pub fn is_waived(&self) -> bool {
         let waived = SkipReason::Waived;

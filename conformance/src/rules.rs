@@ -29,7 +29,7 @@ pub(crate) enum Rule {
     Alive,
     /// The events of the prefix cache do not contradict earlier ones.
     KvEvents,
-    /// The number of tokens is explained by the engine's pace.
+    /// No more tokens come than the engine's pace explains.
     Pace,
 }
 

@@ -196,7 +196,8 @@ const WITHOUT_PROMPTS: [&str; 11] = [
     "LC01", "LC04", "LC05", "LC06", "LC07", "LC08", "LC10", "SH01", "SH03", "SH04", "WB01",
 ];
 
-/// Why a check is not run, if so. If the engine did not start and so may declare the check's profile, the check fails.
+/// Why a check is not run; `None` if it is. If the engine did not start, it is unknown whether it declares the check's profile, so
+/// the check fails.
 fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Option<Stop> {
     let is_wanted = options.only.is_empty()
         || options

@@ -21,7 +21,7 @@ pub(crate) struct CheckThread {
 }
 
 impl CheckThread {
-    /// Sets the calling thread as the check's.
+    /// Marks the calling thread as the check's.
     pub(crate) fn is_this(&self) {
         let link = fs::read_link("/proc/thread-self").ok();
         if let Some(id) = link.as_deref().and_then(Path::file_name) {

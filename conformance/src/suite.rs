@@ -14,14 +14,14 @@ use crate::subject::Factory;
 pub struct Acquainted(OnceLock<Acquaintance>);
 
 impl Acquainted {
-    /// A value without knowledge.
+    /// Creates an empty value: the first test looks at the engine.
     #[must_use]
     pub const fn new() -> Self {
         Self(OnceLock::new())
     }
 
-    /// Tests that start at the same time may each look. If an engine did not start, the next test looks again: otherwise one
-    /// failed start would fail the checks of all that the engine may declare.
+    /// Returns the result of the first look. Tests that start at the same time may each look. If an engine did not start, the
+    /// next test looks again: otherwise one failed start would fail the checks of all that the engine may declare.
     fn with(&self, factory: &Arc<dyn Factory>) -> Acquaintance {
         if let Some(known) = self.0.get() {
             return known.clone();

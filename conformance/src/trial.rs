@@ -23,7 +23,7 @@ mod live;
 
 pub use live::Live;
 
-/// One check's attempt at an engine. Clones share.
+/// One run of a check, which builds its engines. Clones share.
 #[derive(Clone)]
 pub struct Trial {
     shared: Arc<Shared>,

@@ -20,7 +20,7 @@ pub(super) struct Slack {
     pub(super) memory_kib: u64,
 }
 
-/// The resources that grew by more than their slack between all looks. Growth that occurs once is a pool or a cache.
+/// The resources that grew by more than their slack from each look to the next. Growth that occurs once is a pool or a cache.
 pub(super) fn leaks(looks: &[Holdings], slack: Slack) -> Vec<String> {
     let all_grow = |row: usize| {
         let values: Option<Vec<u64>> = looks.iter().map(|look| look.rows(slack)[row].1).collect();

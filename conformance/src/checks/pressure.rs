@@ -113,7 +113,7 @@ pub(super) async fn pace(live: &Live) -> Result<Duration, Stop> {
     Ok(started.elapsed())
 }
 
-/// The time limit for an engine to free a request's resources and return the next request's first token.
+/// The time limit for an engine to free a request's resources and yield the next request's first token.
 pub(super) fn patience(live: &Live, pace: Duration) -> Duration {
     live.trial.limits().cancel + pace * 8
 }
@@ -165,7 +165,7 @@ pub(super) async fn serve_first_token(
     Ok(running)
 }
 
-/// The engine must return the first token of a new request, as soon as that can be expected.
+/// A new request must get its first token as soon as that can be expected.
 pub(super) async fn ensure_serves_again(
     live: &Live,
     pace: Duration,
@@ -206,7 +206,7 @@ impl Begun {
 pub(super) struct Crowd {
     /// Those whose first token has come.
     pub running: Vec<Running>,
-    /// Those that were accepted and have returned nothing yet.
+    /// Those that were accepted and have yielded nothing yet.
     pub waiting: Vec<Running>,
 }
 

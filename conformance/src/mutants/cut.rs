@@ -19,7 +19,7 @@ pub(super) enum Then {
 
 type Cause = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Returns `outputs` until `cause` completes, then continues as `then` says.
+/// Passes `outputs` on until `cause` completes, then continues as `then` says.
 pub(super) fn cut(
     outputs: OutputStream,
     cause: impl Future<Output = ()> + Send + 'static,

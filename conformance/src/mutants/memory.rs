@@ -1,4 +1,4 @@
-//! An engine whose KV blocks run out, and its faults then. A sequence holds one block for a fixed number of tokens. If it needs
+//! An engine whose KV blocks run out, and its faults then. A sequence holds one block for every 16 of its tokens. If it needs
 //! another block and none is left, it releases its own and waits until all that it needs are free: it is preempted.
 
 use std::num::NonZeroU32;

@@ -20,7 +20,7 @@ use crate::checks::{catalogue, find};
 /// The maximum share of core checks that may be waived, in percent.
 const MAX_CORE_PERCENT: usize = 10;
 
-/// The expected result.
+/// The result that a waiver expects of its check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Expect {

@@ -66,7 +66,7 @@ async fn time_of_three(live: &Live, request: &GenerateRequest) -> Result<Duratio
     Ok(started.elapsed())
 }
 
-/// How many times to look at an engine that does not start.
+/// The maximum number of looks at an engine that does not start.
 const LOOKS: u32 = 3;
 
 /// Learns what an engine declares, and its speed. Looks again if the engine does not start: otherwise one failed start would

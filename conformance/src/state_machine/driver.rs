@@ -306,7 +306,7 @@ impl Request {
         }
     }
 
-    /// Reads up to `items` items, or to the end. A cancelled request must return all of them soon.
+    /// Reads up to `items` items, or to the end. The stream of a cancelled request must yield all of them soon.
     async fn read(&mut self, trial: &Trial, phase: Phase, items: u64) -> CheckResult {
         let limits = trial.limits();
         if self.model.is_cancelled() {

@@ -77,7 +77,7 @@ enum Standing {
     Dropped,
 }
 
-/// What is known of one stream, and so which items it may return next.
+/// What is known of one stream, and so which items it may yield next.
 #[derive(Debug)]
 pub(super) struct StreamModel {
     asked: Asked,

@@ -8,7 +8,7 @@ use super::{GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, 
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
-/// The number of bursts of requests; the index is compared after each.
+/// The number of bursts of requests; the index is compared after every 20th.
 const BURSTS: u64 = 120;
 const COMPARE_EVERY: u64 = 20;
 /// The number of prompts that are sent for each comparison.

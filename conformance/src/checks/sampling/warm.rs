@@ -54,7 +54,7 @@ pub(super) async fn warm_is_cold(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Two prompts with the same end, and two that cover a cached prompt to its last token and to one less.
+/// Two prompts with the same end, and two that differ only in one more token at the end.
 fn prompts(live: &Live) -> [Vec<TokenId>; 4] {
     let len = live.several_blocks();
     let tail = live.prompt(len * 2 / 3, 1);
