@@ -12,7 +12,7 @@ pub const MIN_LOGPROB: f32 = -9999.0;
 
 /// The log probability of `token` and of the `top` most probable tokens, best first, ties by lowest id.
 ///
-/// `logits: [vocab]`, raw. `top` is at most the size of the vocabulary.
+/// `logits: [vocab]`, raw. A `top` above the size of the vocabulary returns the whole vocabulary.
 ///
 /// # Errors
 /// A logit is not a number or is plus infinity, or all are minus infinity.

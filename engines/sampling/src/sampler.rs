@@ -12,7 +12,7 @@ use crate::math::{self, Best};
 use crate::penalties::Adjustments;
 use crate::select::{self, Key, Weigh};
 
-/// Below this a temperature, 0 included, is greedy: dividing by it would overflow.
+/// A temperature below this, including 0, is greedy: dividing by it would overflow.
 const GREEDY_BELOW: f32 = 1e-5;
 
 /// A chosen token.
