@@ -25,11 +25,11 @@ use crate::sequence::{NewSequence, Receipt, Sequence, SequenceId};
 /// The limits of a step and of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Running sequences, at least 1.
+    /// The most sequences that run at once, at least 1.
     pub max_num_seqs: usize,
     /// Tokens of all sequences in one step, at least `max_num_seqs`.
     pub max_num_batched_tokens: usize,
-    /// Waiting sequences, at least 1. Free places among the running sequences are added to it.
+    /// The most sequences that wait, at least 1. Free places among the running sequences are added to it.
     pub max_waiting: usize,
 }
 
