@@ -112,7 +112,7 @@ impl Transfers {
             .params(serde_json::to_value(blocks).unwrap_or_default())
     }
 
-    /// Fetches the blocks of a sequence once it has a place for them, and as long as it has.
+    /// Fetches the blocks of a sequence once it has a place for them. Stops if the sequence loses that place.
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,
