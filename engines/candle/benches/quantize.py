@@ -8,7 +8,7 @@ import llama_cpp
 
 @llama_cpp.llama_log_callback
 def say_nothing(level, text, user_data):
-    """An error that ends the program with its message."""
+    """Drops llama.cpp's log. An error ends the program with its own message."""
 
 
 def main():

@@ -39,8 +39,8 @@ template <typename T> __device__ void norm_of_any_width(const NormArguments<T> &
 // Groups of eight numbers of a row that a thread keeps.
 constexpr unsigned NORM_EIGHTS = 4;
 
-// x + delta, and its norm: the sum divided by its root mean square and multiplied by the weights. A block handles a row. The
-// norm is computed from the rounded sum, which is the input of the next addition.
+// x + delta, and that sum normalized: divided by its root mean square and multiplied by the weights. A block handles a row.
+// Normalization reads the rounded sum, which is also the input of the next addition.
 template <typename T> __device__ void norm(const NormArguments<T> &a) {
   __shared__ float shared[ROW_THREADS / WARP];
   const size_t row = static_cast<size_t>(blockIdx.x) * a.width;

@@ -65,7 +65,8 @@ pub struct CandleEngine {
 struct Running {
     serving: Serving,
     compiling: Arc<Semaphore>,
-    /// Permits of compiled grammars whose sequences have no token yet, one per running sequence: each may take dozens of megabytes.
+    /// Permits for compiled grammars whose sequences have no token yet, as many as sequences may run: each grammar may take dozens
+    /// of megabytes.
     compiled: Arc<Semaphore>,
     /// Wakes readers.
     tasks: Mutex<JoinSet<()>>,

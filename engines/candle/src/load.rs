@@ -137,7 +137,8 @@ enum Source {
 }
 
 impl OpenModel {
-    /// Opens a checkout folder or a `.gguf` file (the first part of several), and checks that all tensors have the right shapes.
+    /// Opens a checkout folder or a `.gguf` file (the first part of several), and checks that all tensors exist with the right
+    /// shapes.
     ///
     /// # Errors
     /// [`LoadError`]: any problem with the files.

@@ -33,7 +33,7 @@ pub(crate) trait ReadAdapter: Send + Sync {
     /// Reads the adapter in the folder `path`, of at most `left` bytes.
     ///
     /// # Errors
-    /// The files are missing or invalid.
+    /// The files are missing or invalid, or the adapter is larger than `left`.
     fn read(&self, path: &Path, left: u64) -> Result<AdapterWeights, AdapterError>;
 }
 

@@ -1,4 +1,4 @@
-//! [`Core`]: the engine thread's loop. Each step plans, computes, samples, commits and delivers; commands are taken between steps.
+//! [`Core`]: the engine thread's loop. Each step plans, computes, samples, commits and delivers. Between steps it takes commands.
 
 mod commands;
 

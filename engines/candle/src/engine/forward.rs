@@ -143,8 +143,8 @@ fn find_best(logits: &Tensor) -> Result<Vec<Fetched>> {
     Ok(places.into_iter().map(fetched).collect())
 }
 
-/// The index of each row's largest logit, for devices without our kernel. A NaN or infinity makes a row's sum one too;
-/// finite logits are too small to overflow it.
+/// The index of each row's largest logit, for devices without our kernel; `None` for a row with a NaN or an infinity. Such a row
+/// has a sum that is not finite, while finite logits are too small to overflow it.
 fn best_by_tensors(logits: &Tensor) -> Result<Vec<Option<u32>>> {
     let best = logits.argmax(D::Minus1)?.to_vec1::<u32>()?;
     let sums = logits.sum(D::Minus1)?.to_vec1::<f32>()?;

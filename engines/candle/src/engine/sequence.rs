@@ -301,7 +301,7 @@ mod tests {
         choosing
     }
 
-    /// Only bad logits cast doubt on the prefix cache, a failed guide does not.
+    /// Only bad logits cast doubt on the prefix cache; a failed guide does not.
     #[test]
     fn a_guide_that_fails_is_told_from_logits_that_are_no_good() {
         let chosen = choosing(None).choose(vec![Fetched::Logits(vec![f32::NAN, 0.0])]);

@@ -39,7 +39,7 @@ const LEAST_AHEAD: usize = 2;
 /// Pieces that all transfers together may request beyond the least.
 const ALL_AHEAD: usize = 64;
 
-/// Pending writes of a transfer.
+/// The most pending writes of a transfer.
 const PIECES_WRITTEN: usize = 4;
 
 /// Identifies held blocks.
@@ -178,7 +178,7 @@ impl Transfers {
         Some(self.door.params(data))
     }
 
-    /// Fetches the blocks of a sequence once it has a place for them, and as long as it has.
+    /// Fetches the blocks of a sequence once it has a place for them. Stops if the sequence loses that place.
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,

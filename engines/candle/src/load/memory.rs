@@ -194,7 +194,7 @@ fn left_in_groups(root: &Path) -> Option<u64> {
     lefts.min()
 }
 
-/// Limit minus usage, without reclaimable file pages; `None` without a limit.
+/// The limit minus the usage, in which reclaimable file pages do not count; `None` without a limit.
 fn left(folder: &Path, [limit, usage, reclaimable]: [&str; 3]) -> Option<u64> {
     let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
     let limit = number(limit)?;

@@ -228,7 +228,7 @@ pub(super) fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     Ok(normed)
 }
 
-/// `x + delta`, and its norm.
+/// `x + delta`, and that sum normalized.
 pub(super) fn add_norm(
     x: &Tensor,
     delta: &Tensor,

@@ -63,7 +63,7 @@ impl Norm {
         Tensor::from_vec(normed, x.shape(), x.device())
     }
 
-    /// `x + delta`, and its norm.
+    /// `x + delta`, and that sum normalized.
     pub(super) fn add_forward(&self, x: &Tensor, delta: &Tensor) -> Result<(Tensor, Tensor)> {
         if !x.device().is_cpu() {
             if kernels::are_for(x.device(), x.dtype()) {

@@ -109,7 +109,7 @@ fn pair_halves(block: &[u8; VALUES], into: &mut [u8; VALUES]) {
 /// The tensor of matrices of that name, `[experts, rows, columns]`, if the checkout has it as floats, `[experts, columns, rows]`.
 ///
 /// # Errors
-/// Its type is another one.
+/// The tensor is not of plain floats.
 pub(super) fn transposed<'a>(
     folder: &'a SafetensorsFolder,
     name: &str,

@@ -94,7 +94,7 @@ fn splitting(vocabulary: &Vocabulary<'_>) -> Result<Splitting, LoadError> {
         Some("llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe") => {
             (Json::Null, by_pattern(LLAMA3), true)
         }
-        // Phi-4's: the pattern of Llama 3, but whole words need no merges.
+        // Phi-4's: the pattern of Llama 3, but words that are tokens are merged too.
         Some("dbrx") => (Json::Null, by_pattern(LLAMA3), false),
         // Phi-4-mini's.
         Some("gpt-4o") => (Json::Null, by_pattern(GPT_4O), false),

@@ -137,7 +137,7 @@ impl Scratch {
         }
     }
 
-    /// Finds the KV blocks of the partition that starts at `start`, up to the last position that any query attends to.
+    /// Finds the KV blocks of the partition that starts at `start`, as far as any query attends to them.
     fn find_segments(&mut self, tile: &Tile<'_>, start: usize) {
         let visible = tile.visible_to_any();
         let mut position = visible.start.max(start);

@@ -161,8 +161,8 @@ impl Format for Mxfp4 {
     }
 
     fn set_head(head: &mut Self::Head, lane: usize, index: usize, block: &[u8]) {
-        // The byte is the exponent of an f32. It is halved, because the table has doubled numbers. The halves of the two smallest
-        // are subnormal.
+        // The byte is the exponent of an f32. The scale is half of that f32, because the table has doubled numbers. The halves of
+        // the two smallest are subnormal.
         head.numbers[index][lane] = match block[0] {
             0 => 0x20,
             1 => 0x40,
