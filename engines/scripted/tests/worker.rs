@@ -21,7 +21,7 @@ use genset_backend_common::{
 };
 use genset_engine_scripted::ScriptedEngine;
 
-/// A Worker that serves a script, and the port to it.
+/// A Worker that serves a script, and the interface for requests to it.
 struct Site {
     generate: Arc<dyn Generate>,
     worker: WorkerHandle,

@@ -41,7 +41,7 @@ impl Vocabulary for Bytes {
     }
 }
 
-/// What a stream returned.
+/// What a stream yielded.
 #[derive(Debug)]
 pub(crate) struct Answer {
     /// The text of each item; for tokens, their bytes.
