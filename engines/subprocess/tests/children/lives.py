@@ -1,5 +1,5 @@
-"""An engine whose processes behave by their number in a row and the fault, its first argument. The second argument names the
-file that counts them."""
+"""An engine that is started several times. The fault, its first argument, and the process's number decide what each process
+does. The second argument names the file that counts the processes."""
 
 import asyncio
 import os
