@@ -248,7 +248,7 @@ fn kv_source(
     })
 }
 
-/// The followers of the server's KV events, one per rank; none if the sockets of a rank are missing.
+/// The followers of the server's KV events, one per rank; none if the sockets of a rank are missing, or the events cannot be used.
 fn kv_followers(
     source: &Arc<KvSource>,
     ctx: &StartContext,

@@ -50,7 +50,7 @@ impl Gate {
     ///
     /// # Errors
     /// `Overloaded` while the gate is closed. The request may migrate or be retried, and the Worker, which probes with
-    /// requests, takes the engine for alive.
+    /// requests, considers the engine alive.
     pub(crate) fn enter(self: &Arc<Self>) -> Result<Pass, EngineError> {
         let mut closed = None;
         self.inside.send_modify(|inside| {

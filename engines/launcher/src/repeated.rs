@@ -147,7 +147,7 @@ struct Histogram {
     sum: f64,
 }
 
-/// The part of a sample in its family.
+/// The role of a sample in its family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Counter,

@@ -130,7 +130,8 @@ struct RankLoad {
 }
 
 impl RankLoads {
-    /// `None` if a rank is missing or incomplete. The blocks are scaled to the server's total number, if known.
+    /// `None` if there is no rank, or one does not report its waiting requests. The blocks are scaled to the server's total
+    /// number, if known.
     pub(crate) fn figures(&self, total_blocks: Option<u64>) -> Option<Figures> {
         let waiting = self.sum(|rank| rank.num_waiting_reqs)?;
         let used = self.sum(|rank| rank.num_used_tokens);

@@ -60,7 +60,7 @@ def term_busy(kind, genset):
 
 
 def killed(kind, genset, pid):
-    """An answer that loses its server ends with a migratable error, and the worker stops."""
+    """An answer that loses its server ends with an error that lets it migrate, and the worker stops."""
     events = begun(Asking(kind, genset))
     begin = time.monotonic()
     os.kill(pid, signal.SIGKILL)

@@ -45,7 +45,7 @@ class Part(types.ModuleType):
 
 
 class Operators(Part):
-    """The kernels for CPUs; of the others, SGLang asks which exist."""
+    """The operators for CPUs. Others do not exist: SGLang checks for them before it uses them."""
 
     def __getattr__(self, name):
         if not name.endswith("_cpu"):

@@ -122,7 +122,7 @@ def bad_request(message):
 
 
 class Guide:
-    """Allows only the next token of a text, one per byte, and then its end. After that it masks nothing, as the real ones."""
+    """Allows only the next token of a text, one per byte, and then its end. After that it masks nothing, like the real ones."""
 
     def __init__(self, text):
         self.text = text.encode() if text is not None else None
