@@ -148,7 +148,7 @@ async fn sleeps_and_wakes(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A request to a sleeping engine must be allowed to migrate or retry.
+/// The refusal of a request to a sleeping engine must be retryable.
 fn ensure_comes_again(error: &EngineError) -> CheckResult {
     ensure!(
         error.policy().is_retryable,

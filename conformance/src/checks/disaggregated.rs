@@ -1,7 +1,7 @@
 //! DG: prefill on one instance, decode on another.
 //!
-//! The legs: the prefill instance receives the client's request and returns the first token, and in the terminal, transfer
-//! parameters. The decode instance receives the same request with those parameters and returns the whole answer, including the
+//! The legs: the prefill instance receives the client's request and yields the first token and, in the terminal, transfer
+//! parameters. The decode instance receives the same request with those parameters and yields the whole answer, including the
 //! first token. Both legs use the request's id.
 
 use std::time::Duration;
