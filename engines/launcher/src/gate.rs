@@ -49,8 +49,8 @@ impl Gate {
     /// Admits a request.
     ///
     /// # Errors
-    /// `Overloaded` while the gate is closed. The request may migrate or be retried, and the Worker, which probes with
-    /// requests, considers the engine alive.
+    /// `Overloaded` while the gate is closed. The request may be sent to another instance or sent again later, and the
+    /// Worker, which probes with requests, considers the engine alive.
     pub(crate) fn enter(self: &Arc<Self>) -> Result<Pass, EngineError> {
         let mut closed = None;
         self.inside.send_modify(|inside| {

@@ -73,7 +73,7 @@ async fn refused(asked: impl Future<Output = Result<(), EngineError>>) -> String
     error.message().to_owned()
 }
 
-/// Requests and canaries are refused with an error that lets them migrate; nothing reaches the server.
+/// Requests and canaries are refused as `Overloaded`, so that they can be sent elsewhere; nothing reaches the server.
 async fn is_closed(engine: &LauncherEngine) {
     let refused = ask(engine, 4).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Overloaded);
