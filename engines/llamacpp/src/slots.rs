@@ -114,7 +114,7 @@ impl<R> Slots<R> {
             .max_by_key(|(_, common)| *common)
             .unwrap_or((0, 0));
         let is_idle = |place: &usize| self.all[*place].request.is_none();
-        // A slot whose cells are all shared continues in place. Other cells stay, for sequences that share more with them.
+        // An idle slot whose cells all hold this prefix is used itself. Other cells stay, for sequences that share more with them.
         let slot = if is_idle(&source) && common > 0 && common == self.all[source].computed {
             source
         } else {
@@ -174,8 +174,8 @@ impl<R> Slots<R> {
         }
     }
 
-    /// Plans a step of at most `most` tokens for the slots that are ready. Each gets an equal share, and unused shares go to the others: a
-    /// decoding slot waits for no prompt, and a short prompt for no long one. `most` is at least one token per slot.
+    /// Plans a step of at most `most` tokens for the slots that are ready. Each gets an equal share, and unused shares go to the
+    /// others: a decoding slot waits for no prompt, and a short prompt for no long one. `most` is at least one token per slot.
     pub(crate) fn plan(&self, most: usize, is_ready: impl Fn(&R) -> bool) -> Vec<Row> {
         let pending = |slot: usize| self.all[slot].tokens.len() - self.all[slot].computed;
         let is_ready = |slot: &usize| self.all[*slot].request.as_ref().is_some_and(&is_ready);
@@ -198,8 +198,8 @@ impl<R> Slots<R> {
         held + wanted <= self.cells
     }
 
-    /// Evicts the slot that was idle for longest, else one whose sequence is not ready, else the youngest. Never evicts the only running
-    /// sequence, which has room.
+    /// Evicts the slot that was idle for longest, else one whose sequence is not ready, else the youngest. Never evicts the only
+    /// running sequence, which has room.
     pub(crate) fn evict(&mut self, is_ready: impl Fn(&R) -> bool) -> Option<Eviction<R>> {
         let is_idle = |slot: &usize| self.all[*slot].request.is_none();
         let idle = (0..self.all.len()).filter(|slot| is_idle(slot) && self.all[*slot].computed > 0);
