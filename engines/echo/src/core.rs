@@ -34,8 +34,8 @@ impl EchoCore {
         }
     }
 
-    /// Makes `ignore_eos` show the whole template once, for people: end-of-sequence tokens in the template do not end the answer, but the
-    /// prompt's end does. The engine contract would continue to `max_tokens`.
+    /// Makes `ignore_eos` show the whole template once, for people: end-of-sequence tokens in the template do not end the answer,
+    /// but the prompt's end does. The engine contract would continue to `max_tokens`.
     #[must_use]
     pub fn once(self) -> Self {
         Self {
