@@ -3,8 +3,8 @@
 //! In each step mistral.rs shows the sequence's logits to a [`Chooser`]. It chooses the token, puts it into the stream, and returns
 //! logits of which the greedy sampler of mistral.rs can only take that token. The text that mistral.rs streams is discarded.
 //!
-//! mistral.rs has two ways to end a sequence early. An error of a processor loses the tokens of the sequence's neighbours. So this engine
-//! uses the other: at its own end or its client's, a sequence drops its receiver.
+//! mistral.rs has two ways to end a sequence early. An error of a processor loses the tokens of the sequence's neighbours. So
+//! this engine uses the other: a sequence drops its receiver when it ends, or when its client leaves.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The most tokens that wait for a reader. If its reader is further behind, a sequence gives up its place. It is computed again from its
-/// tokens when the reader is back.
+/// The most tokens that wait for a reader. If its reader is further behind, a sequence gives up its place. It is computed again
+/// from its tokens when the reader is back.
 const AHEAD_TOKENS: usize = 32;
 
 /// Capacity for what mistral.rs sends before the next step makes room: one chunk per step, or an error.
@@ -42,7 +42,7 @@ pub(crate) struct State {
     pub(crate) guide: Option<Guide>,
     pub(crate) stop: StopConditions,
     pub(crate) max_tokens: u32,
-    /// Present while mistral.rs must continue.
+    /// The receiver of what mistral.rs sends. Dropping it tells mistral.rs to end the sequence.
     pub(crate) responses: Option<Receiver<Response>>,
     /// The sequence gave up its place; no token was lost.
     pub(crate) is_parked: bool,
