@@ -156,7 +156,7 @@ impl Choosing {
         self.mask = guide.map(|guide| guide.mask().map_err(EngineError::from));
     }
 
-    /// On a prefill instance, ends the request with its first token and holds the blocks.
+    /// On a prefill instance, ends the request with its first token and holds the blocks, unless it has ended or its reader left.
     pub(crate) fn end_prefill(&mut self, next: Next, freed: &FreedSequences) -> Next {
         // Without a receiver, nobody would learn of the blocks, and they would be held until the lease ends.
         let goes_on = next.end.is_none() && !self.active.outlet.is_closed();
