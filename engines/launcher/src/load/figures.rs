@@ -13,7 +13,7 @@ use crate::exposition::{count, samples};
 /// The share of KV blocks in use, under the names that vLLM has given it.
 const VLLM_USAGE: [&str; 2] = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
 
-/// Counters that increase exactly when a server has computed a step.
+/// Counters that increase only when a server has computed a step.
 const COMPUTED: [&str; 4] = [
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
