@@ -98,7 +98,7 @@ impl Hub {
         }
     }
 
-    /// The hub's current commit.
+    /// Fetches what the hub has at the revision now.
     async fn newest(
         &self,
         client: &HubClient,
