@@ -100,7 +100,7 @@ struct Seat {
     starts: u64,
     observed: Arc<Observed>,
     handle: Arc<WorkerHandle>,
-    /// Whether it was asked to stop: a second request would abort its requests.
+    /// Whether it was asked to stop. Asking again would cut its requests short.
     was_told: bool,
 }
 
