@@ -36,7 +36,7 @@ const SYSTEM_MESSAGES: [&str; 6] = [
     "You are an agent with tools.",
     "Be brief.",
 ];
-/// Names of the tools in most guides to agents.
+/// The kinds of tools in most guides to agents, by the first of their names.
 const FIRST_TRIED: [&str; 2] = ["get_weather", "multiply"];
 /// Text that joins two questions.
 const JOINTS: [&str; 6] = [" And ", " Also, ", " Then, ", " And also: ", " ", " Next: "];
