@@ -298,7 +298,7 @@ impl Answer {
             Ok(outputs) => outputs,
             Err(error) => return Poll::Ready(Err(error)),
         };
-        // An engine that is always ready must not hog the thread: the task's budget ends its turn.
+        // An engine that is always ready must not keep the thread: the task's budget ends its turn.
         let turn = ready!(poll_proceed(cx));
         let item = ready!(Pin::new(outputs).poll_next(cx));
         turn.made_progress();

@@ -159,7 +159,7 @@ struct Request {
     held: AtomicUsize,
 }
 
-/// A part of the budget, returned on drop. A request may have several: state that may outlive the request has its own.
+/// A part of the budget, released on drop. A request may have several: state that may outlive the request has its own.
 ///
 /// # Examples
 /// ```
@@ -242,7 +242,7 @@ impl MemoryShare {
         taken
     }
 
-    /// Returns `bytes`, or all that it holds.
+    /// Releases `bytes`, or all that it holds if that is less.
     pub fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;

@@ -69,7 +69,8 @@ pub struct Job {
 pub struct Room {
     /// When the prompts are no longer needed.
     pub deadline: Option<Instant>,
-    /// The memory that the work takes of the budget. It is returned when the work ends, even if the client has left before.
+    /// The memory that the work takes of the budget. It is released when the work ends, not
+    /// when the client leaves.
     pub memory: MemoryShare,
     /// Cached tokens of prompts with the same salt may be reused.
     pub salt: Option<String>,

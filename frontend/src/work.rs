@@ -62,7 +62,8 @@ impl WorkThreads {
     /// The error of `work`; a 504 if the deadline passes while it waits.
     ///
     /// # Cancel safety
-    /// If the future is dropped, work that has not started never starts; running work is notified that its owner left.
+    /// If the future is dropped, work that has not started never starts; running work finds that its
+    /// [`Owner`] has left, and stops soon.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -142,7 +143,7 @@ impl Owner {
     }
 }
 
-/// Notifies the work on drop.
+/// Marks the owner as gone on drop.
 struct Leaving(Owner);
 
 impl Drop for Leaving {

@@ -10,7 +10,7 @@ use super::AnswerEnd;
 use super::counting::Counting;
 
 /// Budget units of a task that starting an answer takes, and again ending it. Each is as much work as several tokens,
-/// and a task that starts or ends thousands must not hog its thread.
+/// and a task that starts or ends thousands must not keep its thread.
 const EDGE_UNITS: usize = 8;
 
 /// The call that starts an answer.

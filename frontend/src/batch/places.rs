@@ -9,8 +9,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// The slots for requests of all batches. Clones share them.
 ///
-/// Slots are granted in order of arrival, but each owner may have at most as many requests in the queue as there are
-/// slots. So a request waits for at most that many of each other owner, however many batches they have.
+/// Slots are granted in order of arrival, but each owner may have at most as many requests running or in the queue
+/// as there are slots. So a request waits for at most that many of each other owner, however many batches they have.
 #[derive(Debug, Clone)]
 pub(super) struct Places {
     count: NonZeroUsize,

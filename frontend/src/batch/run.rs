@@ -427,7 +427,8 @@ impl Batches {
                         return LineEnd::Unnoted;
                     }
                 }
-                // Attempts are not counted across these calls, so a request that crashes its workers would do so forever.
+                // A lost request is not sent again: attempts are not counted here, so one that crashes its workers would
+                // do so forever.
                 Some(Ok(Attempt::Ended(line) | Attempt::NoModel(line) | Attempt::Lost(line))) => {
                     if self.draining.is_cancelled() && !line.is_answer() {
                         // The shutdown alone may have failed it.

@@ -51,7 +51,7 @@ struct Shared {
     _lock: File,
 }
 
-/// A running upload's part of its owner's limits: one file and its bytes. Dropping it returns them.
+/// A running upload's part of its owner's limits: one file and its bytes. Dropping it releases both.
 #[derive(Debug)]
 pub(crate) struct UploadRoom {
     shared: Arc<Shared>,
@@ -72,7 +72,7 @@ impl UploadRoom {
         Ok(())
     }
 
-    /// Returns the part. Later calls do nothing.
+    /// Releases the part. Later calls do nothing.
     fn end(&mut self, files: &mut KeptFiles) {
         if let Some(bytes) = self.bytes.take() {
             files.end_upload(self.owner.as_deref(), bytes);

@@ -172,7 +172,8 @@ pub(super) fn local_router(app: App) -> Router {
         .with_state(app)
 }
 
-/// All routes. Those that show the server's health are public; the others need a key, if the server has keys.
+/// All routes. If the server has keys, the routes to models, files and batches need one. Health, metrics, documents and web pages
+/// do not.
 pub(super) fn router(app: App) -> Router {
     let asked =
         routes_to_models()

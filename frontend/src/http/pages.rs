@@ -1,7 +1,7 @@
 //! What web pages may do on a server that requires no keys. A browser sends requests for any page that a user opens, also to this
 //! machine, and names the page in headers that pages cannot change. So a page must be the server's own or have a listed origin.
-//! Its body must be JSON, which needs a preflight. On loopback, the server's name must be one of this machine's. Other programs
-//! send none of these headers. With keys, none of this is needed: pages have no key.
+//! What it posts must be JSON, which needs a preflight. On loopback, the server's name must be one of this machine's. Programs
+//! other than browsers send none of these headers. With keys, the page is not checked: pages have no key.
 //!
 //! # Source
 //! [Fetch metadata](https://www.w3.org/TR/fetch-metadata/), and its

@@ -232,7 +232,8 @@ impl Read {
         Ok(())
     }
 
-    /// Makes room for `more` bytes in the last piece, and as much again ahead, but not beyond the announced length.
+    /// Makes room for `more` bytes in the last piece. Reserves twice the needed room, but at most a full piece, and not beyond the
+    /// announced length.
     fn reserve(&mut self, more: usize) -> Result<(), ApiError> {
         let last = &mut self.pieces.last;
         let needed = last.len() + more;

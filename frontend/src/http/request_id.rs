@@ -15,7 +15,7 @@ pub(super) const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("req
 /// The longest id that is accepted from a client, in bytes.
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
-/// Gives every request a usable id before any other layer sees it, and its answer the same id.
+/// Gives every request a usable id before any other layer sees it, and gives the answer the same id.
 pub(super) async fn carry(mut request: Request, next: Next) -> Response {
     let id = match usable(request.headers()) {
         Some(id) => id.clone(),

@@ -1,5 +1,5 @@
 //! Chats and completions of models whose engines read the whole body and write the API's own objects: both pass through. Only the
-//! body's model name and stream flag are read; the answer is not read at all.
+//! body's model name, stream flag and affinity key are read; the answer is not read at all.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -129,10 +129,11 @@ fn read<T>(
     }))
 }
 
-/// Passes a body to the model's engine. Counts the body's memory.
+/// Passes a body, whose memory the caller has counted, to the model's engine.
 ///
 /// # Errors
-/// The engine's refusal before it has answered; a 503 if there is no memory for the answer.
+/// The errors of [`Call::admit`]; the engine's refusal, or for a whole answer any error of the engine; `Internal` if the engine
+/// does not write one object.
 async fn answer(
     call: &mut Call,
     api: Api,

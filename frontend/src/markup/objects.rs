@@ -1,5 +1,5 @@
-//! [`Objects`] reads the answer of an engine that writes OpenAI's own objects as deltas. Each object is a chunk or a whole answer; only
-//! the first choice is read. No markup is parsed: the objects separate content, reasoning and tool calls.
+//! [`Objects`] turns the answer of an engine that writes OpenAI's own objects into deltas. Each object is a chunk or a whole
+//! answer; only the first choice is read. No markup is parsed: the objects separate content, reasoning and tool calls.
 
 use genset_backend_common::{EngineError, FinishReason};
 use serde::Deserialize;

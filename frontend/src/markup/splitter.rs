@@ -127,8 +127,8 @@ impl Splitter {
         self.deltas = deltas;
     }
 
-    /// Takes the answer's next object; its deltas are kept for [`flush`](Self::flush). Returns the bytes of their text; `None` if the
-    /// answer is text.
+    /// Takes the answer's next object; its deltas are kept for [`flush`](Self::flush). Returns the bytes of their text; `None` if
+    /// the answer is text.
     pub(crate) fn take_object(&mut self, object: &str) -> Option<Result<usize, EngineError>> {
         let objects = self.objects.as_mut()?;
         let before = self.deltas.bytes();

@@ -58,7 +58,7 @@ impl Target {
         Ok(Self { host, is_tls, uri })
     }
 
-    /// The target of a redirect: another URL, or a path of the same host. HTTPS never redirects to plain HTTP.
+    /// The target of a redirect: another URL, or a path of the same host. Refuses a redirect from HTTPS to plain HTTP.
     pub(super) fn follow(&self, location: &str) -> Result<Self, Problem> {
         let next = match location.strip_prefix('/') {
             Some(path) if !path.starts_with(['/', '\\']) => {

@@ -38,7 +38,7 @@ pub(super) struct Admissions {
 }
 
 impl Admissions {
-    /// Creates no gates yet. Registers their metrics.
+    /// Registers the metrics of gates. There are no gates yet.
     pub(super) fn register(registry: &MetricsRegistry, limits: ModelLimits) -> Self {
         Self {
             by_model: Mutex::default(),

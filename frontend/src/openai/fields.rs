@@ -309,7 +309,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The 400 for a field of the wrong type, from its raw form.
+    /// The 400 for a field of the wrong type. Does not parse what is in a list or an object.
     fn not_that(&self, name: &str, expected: &str, got: Field<'a>) -> ApiError {
         let got = match got {
             Field::Text(text) => {

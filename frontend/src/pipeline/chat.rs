@@ -275,8 +275,8 @@ impl Chat {
 /// The name of the field and of the template's variable.
 pub(crate) const REASONING_EFFORT: &str = "reasoning_effort";
 
-/// Copies an assistant message's reasoning to the name that the template of gpt-oss uses. The template refuses it next to
-/// both calls and content.
+/// Copies an assistant message's reasoning to the name that the template of gpt-oss uses, except next to both calls and
+/// content, where the template refuses it.
 fn name_thinking(message: &mut Value) {
     let Value::Object(message) = message else {
         return;

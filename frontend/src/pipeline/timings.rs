@@ -47,7 +47,7 @@ impl PromptTimings {
         time(&self.template, render)
     }
 
-    /// Times a template that may be rendered again; records nothing if it will be.
+    /// Times a template with little fuel. Records nothing if it fails, because it is then rendered again.
     pub(super) fn quick_template<T, E>(
         &self,
         render: impl FnOnce() -> Result<T, E>,

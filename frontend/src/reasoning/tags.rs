@@ -95,7 +95,8 @@ impl TagsParser {
         framing.unwrap_or_default()
     }
 
-    /// Scans for the markers that are valid now: first the dialect's two, then the dropped ones, then the frame's.
+    /// Scans for the markers that are valid now: first the dialect's two, then those of tool calls (inside the reasoning) or the
+    /// dropped ones (outside), then the frame's.
     fn scan(&self) -> Scan {
         let more = match (self.is_inside, self.has_tools) {
             (true, true) => self.tags.ends_at,

@@ -11,7 +11,7 @@ use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 use crate::openai::chat_token;
 
-/// The items of an answer, in order. The last one is incomplete.
+/// The items of an answer, in order. Only the last one may still grow.
 ///
 /// # Examples
 /// ```

@@ -192,7 +192,7 @@ impl ResponsesRequest {
         self.repeated.bytes() + input + chat + instructions
     }
 
-    /// How many of its first items a conversation may drop: the rest must begin with a user message.
+    /// The numbers of first items that a conversation may drop, in ascending order: the rest must begin with a user message.
     pub(crate) fn cuts(&self, history: &[Arc<Item>]) -> Vec<usize> {
         let items = self.conversation(history).enumerate().skip(1);
         items

@@ -38,7 +38,7 @@ use super::tokenizer::TextTokenizer;
 /// run of byte tokens. If a decoder stage rewrites the text as a whole, all text waits for
 /// [`finish`](Self::finish); no common decoder has such a stage.
 ///
-/// A push takes constant time. It allocates only to grow `out` and the text held back.
+/// Apart from the text held back, a push takes constant time and allocates only to grow `out`.
 ///
 /// # Examples
 ///

@@ -86,7 +86,7 @@ pub(super) fn window_bytes(growth: usize) -> usize {
     (WINDOW_BYTES / growth.max(1)).max(1)
 }
 
-/// Returns the most bytes of a text that cannot be cut.
+/// Returns the most bytes to normalize at once of a text that cannot be cut.
 pub(super) fn whole_bytes(growth: usize) -> usize {
     (WHOLE_BYTES / growth.max(1)).max(1)
 }

@@ -129,7 +129,7 @@ fn longest_of_model(model: &ModelWrapper, is_byte_level: bool) -> Option<usize> 
     Some(longest.max(char::MAX.len_utf8()))
 }
 
-/// Whether every character of a text is in at least one token, and no token has many characters.
+/// Whether every character of a text is part of a token, and adjacent unknown characters are not fused into one.
 fn is_complete(bpe: &BPE, is_byte_level: bool) -> bool {
     let has_unknown = bpe.unk_token.is_some() && !bpe.fuse_unk && !bpe.byte_fallback;
     is_alike_everywhere(bpe) && (has_unknown || has_token_for_all(bpe, is_byte_level))

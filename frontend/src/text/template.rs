@@ -257,8 +257,8 @@ impl ChatTemplate {
 
     /// Returns the messages as `transformers` passes them. Omits keys with a null value, because
     /// templates test for a key's presence, and clients that repeat an answer send it whole, with
-    /// `"tool_calls": null`. Keeps the content of a message with only tool calls as null if the
-    /// template tests for that.
+    /// `"tool_calls": null`. If the template tests for it, sets the content of a message with only
+    /// tool calls to null.
     fn given<'m>(&self, messages: &'m [serde_json::Value]) -> Cow<'m, [serde_json::Value]> {
         let has_null = |message: &serde_json::Value| {
             let mut values = message.as_object().into_iter().flat_map(Map::values);

@@ -253,7 +253,7 @@ impl TextTokenizer {
     /// Returns the token ids of `text`. With `add_special_tokens`, the tokenizer's post-processor adds what the model
     /// expects around a plain prompt, such as a BOS token; text from a chat template usually contains those already.
     ///
-    /// Memory grows to up to 300 times the text's bytes, without a limit: use [`encode_prompt`](Self::encode_prompt) for
+    /// Takes up to 300 times the text's bytes of memory, and cannot be stopped: use [`encode_prompt`](Self::encode_prompt) for
     /// texts of clients.
     ///
     /// # Errors
@@ -427,7 +427,7 @@ impl TextTokenizer {
         self.pieces.is_special(id)
     }
 
-    /// Returns the number of tokens, added ones included. If ids have gaps, the largest id may exceed it.
+    /// Returns the number of tokens, added ones included. If the ids have gaps, the largest id is not below this number.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.vocab_size

@@ -234,7 +234,7 @@ impl JsonParser {
         }
     }
 
-    /// The next marker or character. JSON strings contain no markers.
+    /// The next marker or character. Inside a JSON string, nothing is a marker.
     fn next(&mut self, is_end: bool) -> Next {
         let Some(c) = self.rest().chars().next() else {
             return Next::Wait;

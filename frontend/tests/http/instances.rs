@@ -225,7 +225,7 @@ async fn models_come_and_go_with_their_workers() {
         (Some("model"), Some("model_not_found"))
     );
 
-    // If models linger, the answer says that it will be back.
+    // If models linger, the answer says when to retry.
     eventually("the model is gone there too", || {
         patient.models().get(MODEL).is_none()
     })

@@ -72,7 +72,7 @@ async fn programs_are_served_whatever_they_send() {
     site.close().await;
 }
 
-/// A page with DNS rebinding reveals its own name in `Host`, on every route.
+/// A page that uses DNS rebinding reveals its own name in `Host`, on every route.
 #[tokio::test]
 async fn a_rebound_name_reaches_nothing() {
     let site = listing(&[], &[]).await;

@@ -104,7 +104,7 @@ impl KeptFiles {
         Ok(())
     }
 
-    /// Returns an upload of the owner's and its reserved bytes.
+    /// Releases an upload of the owner's: its place among the files, and its bytes.
     pub(super) fn end_upload(&mut self, owner: Option<&str>, bytes: u64) {
         let used = self.used(owner);
         used.files = used.files.saturating_sub(1);

@@ -7,7 +7,7 @@
 //!
 //! # Source
 //!
-//! The decoders in `tokenizers::decoders`; the tests compare their results.
+//! The decoders in `tokenizers::decoders`, with whose results the tests compare.
 
 use tokenizers::Decoder;
 use tokenizers::decoders::DecoderWrapper;
@@ -142,7 +142,7 @@ struct Division {
     reached: Reached,
 }
 
-/// The kind of the last stage taken.
+/// The point in the chain that the division has reached.
 #[derive(Clone, Copy)]
 enum Reached {
     PerToken,

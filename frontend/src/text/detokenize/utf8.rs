@@ -92,7 +92,7 @@ impl LossyUtf8 {
         }
     }
 
-    /// Ends the bytes, or precedes text: an unfinished code point stays unfinished.
+    /// Replaces an unfinished code point by U+FFFD. Called at the end of the bytes, and before text.
     pub(super) fn flush(&mut self, out: &mut String) {
         if !self.fragment.is_empty() {
             self.fragment = Fragment::default();

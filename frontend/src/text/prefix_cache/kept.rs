@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 /// The overhead of an entry besides its text and tokens: its slots in two maps, and the allocator's overhead.
 const ENTRY_BYTES: usize = 192;
 
-/// One text may take at most one in this many parts of the memory: a huge prompt must not evict all others.
+/// One text may take at most this fraction (one in `LARGEST_SHARE`) of the memory: a huge prompt must not evict all others.
 const LARGEST_SHARE: usize = 4;
 
 /// A text and its tokens.

@@ -1,6 +1,7 @@
 //! Values that Jinja's filters return as iterators in Python, but as lists in the engine used here.
 //!
-//! Such a value can be read repeatedly, like a list. In comparisons it behaves as an iterator: it equals only itself and has no order.
+//! Such a value can be read repeatedly, like a list. In comparisons it behaves as an iterator: it equals only itself, and has no
+//! order.
 //!
 //! # Source
 //!
