@@ -96,7 +96,7 @@ impl Downloads<'_> {
                     let error = HubError::WrongHash {
                         file: file.path.clone(),
                     };
-                    // The rest of an older download may have been wrong; bytes that came just now are the hub's.
+                    // An older partial download may have been wrong; bytes that came just now are the hub's.
                     if was_wrong || before == 0 {
                         return Err(error);
                     }

@@ -162,7 +162,7 @@ impl Hub {
     }
 
     /// The replacement while the hub is unreachable: the commit that the revision last had, or, if that one is incomplete,
-    /// the one before it. A revision that was never here has none.
+    /// the newest complete one that is not another revision's. A revision that was never here has none.
     fn in_its_place(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
         self.present(model, needs).or_else(|| {
             let (repo, revision) = (&model.repo, model.revision());

@@ -236,7 +236,7 @@ async fn wrong_bytes_are_never_kept() {
         assert_eq!(large.count(), 0, "no blob under that name");
         fetch(&hub, &cache, Needs::Weights).await.unwrap();
     }
-    // The rest of an older download is wrong; what arrives now is right.
+    // An older partial download is wrong; what arrives now is right.
     let (hub, cache) = (FakeHub::start(FILES).await, folder());
     fetch(&hub, &cache, Needs::Weights).await.unwrap();
     let repo = cache.path().join("models--org--model");
