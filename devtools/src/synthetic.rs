@@ -171,8 +171,7 @@ impl FromStr for SyntheticSize {
     }
 }
 
-/// Creates a Llama in `folder`, which is created: `config.json`, and `model.safetensors` in bf16. `seed` determines all
-/// weights.
+/// Creates `folder` with a Llama: `config.json`, and `model.safetensors` in bf16. `seed` determines all weights.
 ///
 /// # Errors
 /// If a file cannot be written.

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::{drawn, hash, unwritable};
 
-/// Creates a PEFT adapter of rank `rank` for a model of `layers` layers in `folder`, which is created: `adapter_config.json`,
-/// and `adapter_model.safetensors` in bf16. It adapts each of `modules`, such as `self_attn.q_proj`, given with its input and
+/// Creates `folder` with a PEFT adapter of rank `rank` for a model of `layers` layers: `adapter_config.json`, and
+/// `adapter_model.safetensors` in bf16. It adapts each of `modules`, such as `self_attn.q_proj`, given with its input and
 /// output width. `seed` determines all weights. What it adds to a product is half as large as the product's input.
 ///
 /// # Errors

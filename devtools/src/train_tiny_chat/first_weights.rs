@@ -25,7 +25,7 @@ const INTO_STREAM: f32 = 0.0015;
 /// The share of a token's content that comes from the token with the same letters in lower case and without a space: copies
 /// map one to the other.
 const SHARED: f32 = 0.9;
-/// The factor for values of the stream that other tokens use, or that a head will write.
+/// The factor for dimensions that a head will write, and for the content of marks.
 const FAINT: f32 = 0.1;
 /// The size of the values that are constant for all tokens, in deviations of the embedding.
 const CONSTANT: f32 = 2.0;
