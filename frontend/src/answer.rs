@@ -159,7 +159,7 @@ impl Answer {
         }
     }
 
-    /// Continues the text of `prompt`.
+    /// Makes the answer's text continue that of `prompt`.
     #[must_use]
     pub fn behind(mut self, prompt: &[TokenId]) -> Self {
         self.detokenizer = self

@@ -68,7 +68,7 @@ impl Block {
         }
     }
 
-    /// Refuses a field that is there and not one of the values that ask for nothing.
+    /// Refuses a field, unless it is absent or one of the `neutral` values, which ask for nothing.
     pub(crate) fn refuse(&mut self, name: &str, neutral: &[Value]) -> Result<(), ApiError> {
         match self.take(name) {
             Some(value) if !neutral.contains(&value) => Err(ApiError::unsupported(

@@ -33,7 +33,7 @@ pub use hosts::HostPattern;
 /// The images of all requests that are fetched at once; more wait. Includes abandoned name lookups that still run.
 const FETCHES_AT_ONCE: usize = 64;
 
-/// Fetches images. Clones share it.
+/// Fetches images. Clones share the limit on concurrent fetches.
 #[derive(Debug, Clone)]
 pub(crate) struct Fetcher(Arc<Shared>);
 

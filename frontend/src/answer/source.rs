@@ -9,8 +9,8 @@ use tokio::task::coop::poll_proceed;
 use super::AnswerEnd;
 use super::counting::Counting;
 
-/// Budget units of a task that starting an answer takes, and again ending it. Each is as much work as several tokens,
-/// and a task that starts or ends thousands must not keep its thread.
+/// Units of the task's budget that starting an answer takes; ending it takes as many. Each is as much work as several
+/// tokens, and a task that starts or ends thousands must not keep its thread.
 const EDGE_UNITS: usize = 8;
 
 /// The call that starts an answer.

@@ -190,7 +190,7 @@ impl HttpMetrics {
         }
     }
 
-    /// Returns an empty share of the memory budget, for work that is no request to a model.
+    /// Returns an empty share of the memory budget, for work that is not a request to a model.
     pub(super) fn share(&self) -> MemoryShare {
         self.shared.memory.share()
     }

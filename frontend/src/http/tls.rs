@@ -68,7 +68,7 @@ mod absent {
     use super::{FrontendTls, io};
     use crate::http::stall::StallGuard;
 
-    /// Never made.
+    /// Has no values: this build has no HTTPS.
     #[derive(Clone)]
     pub(in crate::http) enum Tls {}
 

@@ -30,7 +30,7 @@ use crate::openai::{Api, ParamLimits};
 /// How an API parses a body.
 pub(super) type Parse<T> = fn(JsonBody<'_>, &ParamLimits) -> Result<T, ApiError>;
 
-/// What became of a body.
+/// How a body was handled.
 pub(super) enum Asked<T> {
     /// The model's engine read it and answered.
     Answered(Reply),

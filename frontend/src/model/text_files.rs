@@ -45,8 +45,8 @@ enum OneOrMany {
 }
 
 impl TextFiles {
-    /// Reads a model's files; `file` returns them by name. The tokenizer caches at most `cache_bytes` of known prompts and
-    /// words.
+    /// Reads a model's files; `file` returns them by name. The tokenizer caches at most `tokenizer_cache_bytes` of
+    /// known prompts and words.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the invalid file.

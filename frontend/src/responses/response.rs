@@ -117,7 +117,8 @@ pub struct ResponseHead {
     pub created: u64,
     /// The model's name, as the client wrote it.
     pub model: String,
-    /// The largest response with output that is stored, in bytes, unless it fails; `None` if nothing is stored.
+    /// The most bytes of the response and its output that are stored; `None` if nothing is stored. Failed responses are not
+    /// stored.
     pub store_bytes: Option<usize>,
     /// How it is routed, if the client asks.
     pub explanation: Option<Explanation>,
@@ -128,7 +129,7 @@ pub struct ResponseHead {
 /// How a response ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ResponseEnd {
-    /// It is complete, since this time in seconds since 1970.
+    /// It is complete. The number is the time of completion, in seconds since 1970.
     Completed(TotalUsage, u64),
     /// It was cut short.
     Incomplete(TotalUsage, &'static str),

@@ -81,7 +81,7 @@ impl ResponseStore {
         self.max_responses > 0 && self.max_bytes > 0
     }
 
-    /// The largest response with output, in bytes, that can be stored with `input` before it; `None` if it cannot be stored.
+    /// The most bytes that a response and its output may have to be stored with `input` before them; `None` if there is no room.
     pub(crate) fn room_behind<'a>(&self, input: impl Iterator<Item = &'a Item>) -> Option<usize> {
         let room = self.max_bytes.checked_sub(kept_bytes(input));
         room.filter(|_| self.keeps())

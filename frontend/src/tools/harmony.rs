@@ -39,7 +39,7 @@ pub(super) struct HarmonyParser {
     /// Whether calls are reported; otherwise they are content.
     has_tools: bool,
     state: State,
-    /// Whether it is still open if the first words belong to a header: a prompt may end within one.
+    /// Whether it is undecided if the first words belong to a header: a prompt may end within one.
     is_open: bool,
     content: Prose,
     reasoning: Prose,

@@ -69,7 +69,7 @@ enum Then {
     Close,
 }
 
-/// More white space than this (in bytes) after a possible end of a call decides nothing.
+/// An end marker within a value that more white space than this (in bytes) follows does not end the call.
 const MAX_BLANK_BYTES: usize = 64;
 
 /// A name longer than this (in bytes) is not a name but content.
