@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{NonEmptyStringValueParser, RangedU64ValueParser};
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use genset_backend_common::worker::{
     CanaryConfig, Fault, Outcome, Report, RequestLimits, StopCause, Worker, WorkerConfig,
@@ -87,7 +87,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "GENSET_USER_DATA", value_name = "JSON", value_parser = json)]
     pub user_data: Option<Value>,
     /// Requests in the engine at once
-    #[arg(long, env = "GENSET_MAX_RUNNING_REQUESTS", default_value_t = RequestLimits::default().max_running)]
+    #[arg(long, env = "GENSET_MAX_RUNNING_REQUESTS", default_value_t = RequestLimits::default().max_running, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub max_running_requests: usize,
     /// Requests that may wait for the engine; more are refused
     #[arg(long, env = "GENSET_MAX_WAITING_REQUESTS", default_value_t = RequestLimits::default().max_waiting)]
@@ -117,7 +117,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "GENSET_CANARY_INTERVAL", default_value = limit_in_seconds(WorkerConfig::default().canary.interval), value_name = "SECONDS", value_parser = seconds)]
     pub canary_interval: Duration,
     /// Longest wait for the answer to a probe, that at start included, in seconds
-    #[arg(long, env = "GENSET_CANARY_TIMEOUT", default_value = in_seconds(WorkerConfig::default().canary.timeout), value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "GENSET_CANARY_TIMEOUT", default_value = in_seconds(WorkerConfig::default().canary.timeout), value_name = "SECONDS", value_parser = positive_seconds)]
     pub canary_timeout: Duration,
     /// Where operators look
     #[command(flatten)]
