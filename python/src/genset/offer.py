@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from genset._forms import Generating
 from genset.exceptions import EngineError, InvalidArgument
 from genset.llm import ModelType, register_llm
 from genset.runtime import Context, Runtime, serve_until_signalled
@@ -25,11 +26,13 @@ KINDS = {"chat": ModelType.Chat, "completions": ModelType.Completion}
 async def offer(runtime: Runtime, name: str, path: str, kind: ModelType = ModelType.Chat) -> None:
     """Offers the endpoint at `path` as the model `name`, until the runtime shuts down.
 
-    Raises `Unavailable` if it has no instance within a minute.
+    Raises `Unavailable` if it has no instance within a minute, and `InvalidArgument` if it serves a model that takes no bodies.
     """
     asked = runtime.endpoint(path)
     client = await asked.client()
     await client.wait_for_instances()
+    if isinstance(client._known_form(), Generating):
+        raise InvalidArgument(f"{asked.name} serves a model, which takes no bodies of chats; frontends list it without this command")
 
     async def forward(body: Any, context: Context) -> AsyncIterator[Any]:
         async for item in client.round_robin(body, context=context):
