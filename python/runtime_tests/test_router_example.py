@@ -60,3 +60,27 @@ def test_prompts_go_where_their_beginning_is(
             assert await asyncio.to_thread(cached_over_http, [*range(500, 564), 7]) == 64
 
     run(main())
+
+
+def test_a_router_that_cannot_follow_its_workers_ends(
+    tmp_path: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROUTER))
+    program = tmp_path / "failing.py"
+    program.write_text("""
+import asyncio
+
+import router
+
+
+async def follow(self):
+    raise ValueError("nothing to follow")
+
+
+router.Router.follow = follow
+asyncio.run(router.main())
+""")
+    failing = start(str(program), str(MODEL))
+    assert failing.exit_code() == 1
+    assert "ValueError: nothing to follow" in failing.lines

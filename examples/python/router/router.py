@@ -108,10 +108,10 @@ async def main(runtime: Runtime):
     backend = runtime.namespace("routed").component("backend")
     names = ("generate", "kv_events", "load")
     router = Router(*[await backend.endpoint(name).client() for name in names])
-    following = asyncio.create_task(router.follow())
     endpoint = runtime.endpoint("routed.router.generate")
     await register_llm(ModelType.Backend, endpoint, sys.argv[1], "routed", kv_cache_block_size=BLOCK_SIZE)
-    try:
+
+    async def serve():
         # The router is listed once it has answered its own worker's canary.
         while not router.instances:
             await asyncio.sleep(LOOK_S)
@@ -119,8 +119,16 @@ async def main(runtime: Runtime):
             endpoint.serve_endpoint(router.generate),
             runtime.endpoint("routed.router.state").serve_endpoint(router.state),
         )
+
+    tasks = [asyncio.create_task(router.follow()), asyncio.create_task(serve())]
+    try:
+        # The first to end, or to fail, ends the program.
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        following.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 if __name__ == "__main__":
