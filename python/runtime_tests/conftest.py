@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import signal
@@ -106,35 +107,40 @@ class Program:
         return code
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Program]]:
-    """Starts programs, and ends those that the test left running."""
+@contextlib.contextmanager
+def starting() -> Iterator[Callable[..., Program]]:
+    """Starts programs, and ends those that are left running."""
     programs: list[Program] = []
 
-    def begin(name: str, *arguments: str) -> Program:
-        programs.append(Program(sys.executable, "-u", str(PROGRAMS / name), *arguments))
+    def begin(*command: str) -> Program:
+        programs.append(Program(*command))
         return programs[-1]
 
-    yield begin
-    for program in programs:
-        if program.process.poll() is None:
-            program.process.kill()
-            program.exit_code()
+    try:
+        yield begin
+    finally:
+        for program in programs:
+            if program.process.poll() is None:
+                program.process.kill()
+                program.exit_code()
 
 
 @pytest.fixture
-def start_genset() -> Iterator[Callable[..., Program]]:
+def start_command() -> Iterator[Callable[..., Program]]:
+    """Starts any command."""
+    with starting() as begin:
+        yield begin
+
+
+@pytest.fixture
+def start(start_command: Callable[..., Program]) -> Callable[..., Program]:
+    """Starts a program of `programs/`."""
+    return lambda name, *arguments: start_command(sys.executable, "-u", str(PROGRAMS / name), *arguments)
+
+
+@pytest.fixture
+def start_genset(start_command: Callable[..., Program]) -> Callable[..., Program]:
     """Starts the `genset` that was installed with the package."""
     from genset.backend import find_binary
 
-    programs: list[Program] = []
-
-    def begin(*arguments: str) -> Program:
-        programs.append(Program(find_binary(), *arguments))
-        return programs[-1]
-
-    yield begin
-    for program in programs:
-        if program.process.poll() is None:
-            program.process.kill()
-            program.exit_code()
+    return lambda *arguments: start_command(find_binary(), *arguments)

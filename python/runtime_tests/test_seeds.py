@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,25 +246,17 @@ def test_the_tests_of_an_engine(package: Path) -> None:
 
 
 @pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_command: Callable[..., Program]) -> None:
     """An etcd and a NATS, with the documents' variables set to them."""
     client, nats = f"http://127.0.0.1:{free_port()}", str(free_port())
     urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", "--listen-peer-urls=http://127.0.0.1:0"]
-    programs = [
-        Program("etcd", f"--data-dir={tmp_path / 'etcd'}", *urls),
-        Program("nats-server", "--addr", "127.0.0.1", "--port", nats),
-    ]
+    etcd = start_command("etcd", f"--data-dir={tmp_path / 'etcd'}", *urls)
+    broker = start_command("nats-server", "--addr", "127.0.0.1", "--port", nats)
     monkeypatch.setenv("ETCD_ENDPOINTS", client)
     monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{nats}")
     monkeypatch.delenv("GENSET_DISCOVERY_PATH")
-    try:
-        programs[0].wait_for("ready to serve client requests")
-        programs[1].wait_for("Server is ready")
-        yield
-    finally:
-        for program in programs:
-            program.process.kill()
-            program.exit_code()
+    etcd.wait_for("ready to serve client requests")
+    broker.wait_for("Server is ready")
 
 
 def test_an_engine_serves(
