@@ -1,8 +1,9 @@
 //! [`Objects`] turns the answer of an engine that writes OpenAI's own objects into deltas. Each object is a chunk or a whole
 //! answer; only the first choice is read. No markup is parsed: the objects separate content, reasoning and tool calls.
 
-use genset_backend_common::{EngineError, FinishReason};
+use genset_backend_common::{EngineError, ErrorKind, FinishReason};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Deltas;
 
@@ -22,6 +23,8 @@ struct Object {
     #[serde(default)]
     choices: Vec<Choice>,
     usage: Option<Usage>,
+    /// In an object without choices.
+    error: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -73,13 +76,16 @@ impl Objects {
     /// Reads the next object.
     ///
     /// # Errors
-    /// `Internal` if the text is not an object of the API, or continues a tool call after the next one has begun: that call's
-    /// arguments were already delivered.
+    /// The engine's own error if the object is one. `Internal` if the text is not an object of the API, or continues a tool call
+    /// after the next one has begun: that call's arguments were already delivered.
     pub(super) fn read(&mut self, text: &str, out: &mut Deltas) -> Result<(), EngineError> {
         let object: Object = serde_json::from_str(text).map_err(|error| {
             let problem = "the model's engine sent text that is not an object of OpenAI's API";
             EngineError::internal(problem).with_source(error)
         })?;
+        if let Some(error) = object.error.filter(|_| object.choices.is_empty()) {
+            return Err(engines_error(&error));
+        }
         let details = object
             .usage
             .and_then(|usage| usage.completion_tokens_details);
@@ -134,9 +140,29 @@ impl Objects {
     }
 }
 
+/// Converts the content of an error object. `type` and `code` are those of OpenAI, or `code` is a status, as in vLLM.
+fn engines_error(error: &Value) -> EngineError {
+    let text = |name: &str| error.get(name).and_then(Value::as_str);
+    let status = error.get("code").and_then(Value::as_u64);
+    let kind = match (text("code"), text("type"), status) {
+        (Some("context_length_exceeded"), _, _) => ErrorKind::ContextLengthExceeded,
+        (_, Some("invalid_request_error"), _) | (_, _, Some(400)) => ErrorKind::InvalidArgument,
+        (Some("rate_limit_exceeded"), _, _)
+        | (_, Some("rate_limit_error"), _)
+        | (_, _, Some(429)) => ErrorKind::Overloaded,
+        (_, _, Some(503)) => ErrorKind::Unavailable,
+        (_, _, _) => ErrorKind::Internal,
+    };
+    let message = text("message").or(error.as_str());
+    EngineError::new(
+        kind,
+        message.map_or_else(|| error.to_string(), str::to_owned),
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::markup::{Delta, Message, Splitter, ToolCall};
@@ -232,5 +258,42 @@ mod tests {
         };
         let error = read(&[piece(0), piece(1), piece(0)]).unwrap_err();
         assert!(error.message().contains("after the next"), "{error}");
+    }
+
+    #[test]
+    fn an_error_object_ends_the_answer() {
+        for (error, kind) in [
+            (
+                json!({"message": "no", "type": "invalid_request_error", "code": "context_length_exceeded"}),
+                ErrorKind::ContextLengthExceeded,
+            ),
+            (
+                json!({"message": "no", "type": "invalid_request_error", "code": null}),
+                ErrorKind::InvalidArgument,
+            ),
+            (
+                json!({"message": "no", "type": "BadRequestError", "code": 400}),
+                ErrorKind::InvalidArgument,
+            ),
+            (
+                json!({"message": "no", "type": "tokens", "code": "rate_limit_exceeded"}),
+                ErrorKind::Overloaded,
+            ),
+            (
+                json!({"message": "no", "code": 503}),
+                ErrorKind::Unavailable,
+            ),
+            (
+                json!({"message": "no", "type": "server_error"}),
+                ErrorKind::Internal,
+            ),
+            (json!("no"), ErrorKind::Internal),
+        ] {
+            let said = chunk(json!({"content": "I"}));
+            let ended = read(&[said, json!({"error": error})]).unwrap_err();
+            assert_eq!((ended.kind(), ended.message()), (kind, "no"), "{error}");
+        }
+        let not_failed = json!({"choices": [{"text": "well"}], "error": null});
+        assert_eq!(read(&[not_failed]).unwrap().content, "well");
     }
 }

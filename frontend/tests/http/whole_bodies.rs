@@ -297,6 +297,30 @@ async fn what_is_no_object_of_the_api_ends_its_request() {
 }
 
 #[tokio::test]
+async fn an_error_object_ends_its_request_with_that_error() {
+    let failing = Script::new(|_, out| async move {
+        let chunk = json!({"choices": [{"delta": {"content": "I"}}]});
+        out.text(chunk.to_string(), 1).await?;
+        let error = json!({"message": "Too many images.", "type": "invalid_request_error"});
+        out.text(json!({"error": error}).to_string(), 0).await?;
+        Ok(Finish::stop())
+    });
+    let site = Site::with(config(), reading(failing)).await;
+    for (path, mut body) in [
+        (RESPONSES, asked("Hi", json!({}))),
+        (MESSAGES, message("Hi", json!({}))),
+    ] {
+        let answer = site.post(path, &body).await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert_eq!(answer.json()["error"]["message"], "Too many images.");
+        body["stream"] = true.into();
+        let told = site.post(path, &body).await.text();
+        assert!(told.contains("Too many images."), "{told}");
+    }
+    site.close().await;
+}
+
+#[tokio::test]
 async fn what_takes_tokens_of_ours_is_refused() {
     let site = Site::with(config(), reader()).await;
     let rated = asked("Hi", json!({"top_logprobs": 1}));
