@@ -32,7 +32,7 @@ use crate::tune::TuneArgs;
 
 pub(crate) use self::http::HttpArgs;
 pub(crate) use engine::{EngineArgs, is_gguf, required_command, required_model, required_script};
-use engine::{check_candle_flags, check_engine, check_files, check_words};
+use engine::{check_candle_flags, check_engine, check_files, check_words, is_unread};
 use help::{CompletionsArgs, ManArgs};
 use network::network_flags;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
@@ -332,7 +332,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         CliCommand::Key { name } => return Ok(Command::Key(name)),
         CliCommand::Run(_) => {}
     }
-    let read = read(command(), given)?;
+    let mut read = read(command(), given)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     let CliCommand::Run(args) = cli.command else {
         return Err(EngineError::internal("clap knows a command that we do not"));
@@ -347,7 +347,11 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     let mut config = check(*args, &read.settings, models)?;
     config.network_flags = network_flags(&read.settings);
     Ok(match format {
-        Some(format) => Command::Print(read.settings.print(format)),
+        Some(format) => {
+            let settings = &mut read.settings;
+            settings.comment_out(|name| is_unread(&config.output, name));
+            Command::Print(settings.print(format))
+        }
         None => Command::Run(Box::new(config)),
     })
 }

@@ -158,6 +158,8 @@ struct Setting {
     source: &'static str,
     /// Whether the value is the default.
     is_default: bool,
+    /// Whether it is printed as a comment.
+    is_comment: bool,
 }
 
 impl Settings {
@@ -171,6 +173,7 @@ impl Settings {
                 is_default: value == default_of(arg),
                 value,
                 source: source_of(by_hand, all, arg),
+                is_comment: false,
             }
         };
         Self(settings(command).map(setting).collect())
@@ -204,6 +207,14 @@ impl Settings {
         })
     }
 
+    /// Makes comments in TOML of the settings that a variable sets and nothing reads. Variables may be for other processes, but a
+    /// file with such a setting may be refused.
+    pub fn comment_out(&mut self, is_unread: impl Fn(&str) -> bool) {
+        for setting in &mut self.0 {
+            setting.is_comment = setting.source == "environment" && is_unread(&setting.name);
+        }
+    }
+
     /// The settings as TOML for `--config`, or as JSON.
     #[must_use]
     pub fn print(&self, format: PrintFormat) -> String {
@@ -232,12 +243,15 @@ impl Setting {
             name,
             value,
             source,
+            is_comment,
             ..
         } = self;
-        match value {
-            Some(value) => format!("{:<48} # {source}\n", format!("{name} = {value}")),
-            None => format!("{:<48} # {source}\n", format!("# {name} =")),
-        }
+        let line = match value {
+            Some(value) if *is_comment => format!("# {name} = {value}"),
+            Some(value) => format!("{name} = {value}"),
+            None => format!("# {name} ="),
+        };
+        format!("{line:<48} # {source}\n")
     }
 }
 

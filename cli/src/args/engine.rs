@@ -275,6 +275,13 @@ pub(super) fn check_candle_flags(
     Err(EngineError::invalid_argument(format!("--{name}"), problem))
 }
 
+/// Whether this is a flag of the candle engine that the output does not read.
+pub(super) fn is_unread(output: &OutputKind, name: &str) -> bool {
+    let candle = CandleArgs::augment_args(clap::Command::new("candle"));
+    let mut names = candle.get_arguments().filter_map(clap::Arg::get_long);
+    names.any(|flag| flag == name) && !reads(output, name)
+}
+
 /// Whether the output reads the candle engine's flag of this name.
 fn reads(output: &OutputKind, name: &str) -> bool {
     match output {

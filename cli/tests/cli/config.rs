@@ -183,6 +183,26 @@ async fn what_is_printed_can_be_read_again() {
 }
 
 #[tokio::test]
+async fn a_variable_that_the_engine_does_not_read_is_printed_as_a_comment() {
+    let environment = [("GENSET_DEVICE", "cuda"), ("GENSET_GRACE", "3")];
+    let printed = async |engine: &str| {
+        let ended = with_environment(&[engine, "--print-config"], &environment).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    let values = |text: &str| text.parse::<toml::Table>().unwrap();
+    let by_candle = values(&printed("out=candle").await);
+    assert_eq!(by_candle["device"].as_str(), Some("cuda"));
+    let by_sample = printed("out=sample").await;
+    assert!(by_sample.contains("\n# device = \"cuda\" "), "{by_sample}");
+    assert_eq!(values(&by_sample)["grace"].as_integer(), Some(3));
+    let file = file(&by_sample);
+    let words = ["--config", file.path().to_str().unwrap(), "--print-config"];
+    let again = with_environment(&words, &[]).await;
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+}
+
+#[tokio::test]
 async fn a_bad_file_is_refused_by_name() {
     for (content, expected) in [
         ("http-prot = 1\n", "\"http-prot\" is no setting"),
