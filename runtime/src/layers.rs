@@ -12,6 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Id, ValueEnum};
 use genset_backend_common::{EngineError, spelling::did_you_mean};
 use serde_json::{Map, Number, Value, json};
 
+use self::matches::{has_empty_list, without_empty_lists};
 pub use self::matches::{matches_of, without_environment};
 
 /// The flags about settings in layers.
@@ -63,6 +64,7 @@ pub(crate) fn read(
     command: &Command,
     given: &[OsString],
 ) -> Result<(ArgMatches, Settings), EngineError> {
+    let command = &without_empty_lists(command.clone());
     // A required setting may come from the file. Help and errors use the whole grammar.
     let alone = |arg: Arg| arg.required(false).requires(Resettable::<Id>::Reset);
     let by_hand = command.clone().mut_args(alone).try_get_matches_from(given);
@@ -133,7 +135,7 @@ pub fn file_as_flags(
         let is_in_environment = arg
             .get_env()
             .is_some_and(|name| std::env::var_os(name).is_some());
-        if is_in_environment || is_given(arg) {
+        if (is_in_environment && !has_empty_list(arg)) || is_given(arg) {
             continue;
         }
         // A switch takes no value.

@@ -80,6 +80,26 @@ async fn a_list_takes_the_place_of_the_one_in_the_file() {
 }
 
 #[tokio::test]
+async fn an_empty_variable_of_a_list_counts_as_unset() {
+    let lists = [
+        ("GENSET_ALIASES", "aliases"),
+        ("GENSET_ENDPOINT_TYPES", "endpoint-types"),
+        ("GENSET_ADAPTER", "adapter"),
+        ("GENSET_ALLOWED_HOSTS", "allowed-hosts"),
+        ("ETCD_ENDPOINTS", "etcd-endpoints"),
+    ];
+    let environment = lists.map(|(variable, _)| (variable, ""));
+    let shown = settings(&["out=sample"], &environment).await;
+    for (_, name) in lists {
+        assert_setting(&shown, name, Value::Null, "unset");
+    }
+    let file = file("aliases = \"a,b\"\n");
+    let words = ["out=sample", "--config", file.path().to_str().unwrap()];
+    let shown = settings(&words, &environment).await;
+    assert_setting(&shown, "aliases", "a,b", "file");
+}
+
+#[tokio::test]
 async fn what_a_setting_requires_may_come_from_another_layer() {
     let file = file("wire-tls-ca = \"ca.pem\"\n");
     let path = file.path().to_str().unwrap();

@@ -15,8 +15,9 @@ use genset_backend_common::EngineError;
 /// # Errors
 /// `InvalidArgument`, naming the variable with the invalid value.
 pub fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, EngineError> {
+    let command = without_empty_lists(command.clone());
     let matches = command.clone().try_get_matches_from(given);
-    matches.or_else(|error| match variable_at_fault(command, given, &error) {
+    matches.or_else(|error| match variable_at_fault(&command, given, &error) {
         Some(variable) => Err(EngineError::invalid_argument(variable, in_a_line(&error))),
         None => error.exit(),
     })
@@ -27,6 +28,21 @@ pub fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, E
 pub fn without_environment(whole: Command) -> Command {
     let alone = |arg: Arg| arg.env(Resettable::<clap::builder::OsStr>::Reset);
     whole.mut_args(alone).mut_subcommands(without_environment)
+}
+
+/// Whether the flag takes a list and its variable is empty: the variable then counts as unset.
+pub(super) fn has_empty_list(arg: &Arg) -> bool {
+    let value = arg.get_env().and_then(std::env::var_os);
+    arg.get_value_delimiter().is_some() && value.is_some_and(|value| value.is_empty())
+}
+
+/// The grammar without the variables that are set to an empty list.
+pub(super) fn without_empty_lists(whole: Command) -> Command {
+    let read = |arg: Arg| match has_empty_list(&arg) {
+        true => arg.env(Resettable::<clap::builder::OsStr>::Reset),
+        false => arg,
+    };
+    whole.mut_args(read).mut_subcommands(without_empty_lists)
 }
 
 /// The variable with the invalid value; `None` if the error has another cause, such as a flag.
