@@ -124,7 +124,8 @@ async fn a_line_waits_for_memory_and_holds_no_place_meanwhile() {
     let mut of_others = site.batches.routes.memory();
     of_others.grow(MEMORY_BYTES).unwrap();
     let mut line = Box::pin(site.batches.line(&run, 0));
-    let waited = timeout(DISK_PAUSE, &mut line).await;
+    // Between two attempts, which hold a place for a moment.
+    let waited = timeout(DISK_PAUSE / 2, &mut line).await;
     assert!(waited.is_err(), "{waited:?}");
     let others = site.batches.places.of(Some("another"));
     let place = timeout(Duration::ZERO, others.take()).await;
