@@ -6,7 +6,7 @@ use crate::meeting::Meeting;
 
 pub(crate) async fn least_loaded_spreads_load<M: Meeting>(fleet: Fleet<M>) {
     // A frontend sees its own requests immediately and those of the other one later, so the shares may differ.
-    spreads(fleet, "least-loaded", 14.0).await;
+    spreads(fleet, "least-loaded", 12.0).await;
 }
 
 pub(crate) async fn power_of_two_spreads_load<M: Meeting>(fleet: Fleet<M>) {
