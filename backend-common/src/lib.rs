@@ -11,7 +11,7 @@
 //! The types for writing an engine are exported at the root. The others are in their modules, such as [`config::SamplingOption`]
 //! and [`transfer::KvTransfers`].
 
-mod byte_size;
+pub mod byte_size;
 pub mod card;
 pub mod config;
 pub mod context;
@@ -37,7 +37,6 @@ pub mod worker;
 pub use async_trait::async_trait;
 pub use prometheus_client as prometheus;
 
-pub use byte_size::ByteSize;
 pub use card::ModelCard;
 pub use config::{Capabilities, EngineConfig};
 pub use context::{CancelReason, RequestContext};

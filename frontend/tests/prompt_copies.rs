@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use genset_backend_common::ByteSize;
+use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice};
 use genset_frontend::{FrontendConfig, FrontendServer};

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use genset_backend_common::{ByteSize, EngineError, MetricsRegistry};
+use genset_backend_common::byte_size::ByteSize;
+use genset_backend_common::{EngineError, MetricsRegistry};
 
 pub use kinds::{DiscoveryBackend, Reach, RequestPlaneKind};
 pub use wire_tls::WireTlsArgs;

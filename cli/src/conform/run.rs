@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use genset_backend_common::{ByteSize, EngineError, LLMEngine, StartContext};
+use genset_backend_common::byte_size::ByteSize;
+use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, SequenceReport,
     Subject, Verdict, Waivers, replay_sequence_with, run_conformance_while, run_conformance_with,

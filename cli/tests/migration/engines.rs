@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use genset_backend_common::LLMEngine;
+use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{ByteSize, LLMEngine};
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice};
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};

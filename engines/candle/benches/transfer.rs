@@ -22,10 +22,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    ByteSize, GenerateRequest, LLMEngine, MetricsRegistry, Output, RequestContext, Role,
+    GenerateRequest, LLMEngine, MetricsRegistry, Output, RequestContext, Role,
     transfer::{KvCarrier, TransferParams},
 };
 use genset_devtools::synthetic::{SyntheticSize, make_model};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use genset_backend_common::ByteSize;
+use genset_backend_common::byte_size::ByteSize;
 
 use crate::load::Quantization;
 

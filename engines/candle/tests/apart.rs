@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
-    ByteSize, CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding,
-    LLMEngine, Output, RequestContext, Role, StartContext, TokenId, async_trait,
+    CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding, LLMEngine,
+    Output, RequestContext, Role, StartContext, TokenId, async_trait,
     handles::{Load, LoadPublisher},
     transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use genset_backend_common::ByteSize;
+use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::controls::Adapter;
 use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
 use genset_devtools::synthetic::make_adapter;

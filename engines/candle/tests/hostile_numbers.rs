@@ -12,10 +12,11 @@ use std::sync::Arc;
 use door::{Door, Served};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_backend_common::{
-    ByteSize, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext,
+    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext,
 };
 use genset_engine_candle::{CandleArgs, CandleEngine};
 

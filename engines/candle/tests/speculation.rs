@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
+use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::output::{Output, PredictionTokens, TokenChunk};
 use genset_backend_common::{
-    ByteSize, GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
+    GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
 };
 use genset_devtools::synthetic::{SyntheticSize, make_model};
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
