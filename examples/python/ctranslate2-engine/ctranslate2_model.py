@@ -114,12 +114,14 @@ class Model:
     def _decode(self, prompt: list[int], max_tokens: int, options: dict[str, Any], decoding: Decoding) -> None:
         """Runs on a thread of the pool, without the GIL except in `step`."""
         last = time.perf_counter()
+        # `step` must not hold `self`: CTranslate2's thread may be the last to drop it, and a generator that ends there joins itself.
+        tokens, step_s = self._tokens, self._step_s
 
         def step(result: Any) -> bool:
             nonlocal last
             now = time.perf_counter()
-            self._tokens.add()
-            self._step_s.observe(now - last)
+            tokens.add()
+            step_s.observe(now - last)
             last = now
             return decoding.step(result)
 
