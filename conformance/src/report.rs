@@ -417,22 +417,28 @@ mod tests {
         Verdict::Skip { code, reason }
     }
 
-    /// The result of a profile with these checks, in a run of level 2.
-    fn result_of(checks: Vec<(Level, Verdict)>) -> String {
-        let profile = Profile::Tokens;
-        let row = |(level, verdict)| CheckReport {
+    /// A check of the profile `tokens` that ended so.
+    pub(super) fn check(level: Level, verdict: Verdict) -> CheckReport {
+        CheckReport {
             id: "ST01".into(),
             level,
-            profile,
+            profile: Profile::Tokens,
             verdict,
             evidence: Evidence::Direct,
             duration_us: 0,
             is_precondition: false,
             seen_in: None,
             transcript: None,
-        };
-        let checks: Vec<CheckReport> = checks.into_iter().map(row).collect();
-        count(profile, &checks, Level::Strict).result
+        }
+    }
+
+    /// The result of a profile with these checks, in a run of level 2.
+    fn result_of(checks: Vec<(Level, Verdict)>) -> String {
+        let checks: Vec<CheckReport> = checks
+            .into_iter()
+            .map(|(level, verdict)| check(level, verdict))
+            .collect();
+        count(Profile::Tokens, &checks, Level::Strict).result
     }
 
     #[test]

@@ -259,9 +259,8 @@ fn days_since_1970(date: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::check;
     use super::*;
-    use crate::check::Profile;
-    use crate::report::Evidence;
 
     const GOOD: &str = r#"
         [[check]]
@@ -273,18 +272,7 @@ mod tests {
     "#;
 
     fn result(verdict: Verdict) -> CheckReport {
-        let (level, profile) = (Level::Core, Profile::Tokens);
-        CheckReport {
-            id: "ST01".into(),
-            level,
-            profile,
-            verdict,
-            evidence: Evidence::Direct,
-            duration_us: 0,
-            is_precondition: false,
-            seen_in: None,
-            transcript: None,
-        }
+        check(Level::Core, verdict)
     }
 
     #[test]
