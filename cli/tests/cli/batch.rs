@@ -51,11 +51,7 @@ async fn prompts_are_answered_in_their_order() {
     ];
     fs::write(&input, lines.join("\n")).unwrap();
     let ended = batch(&input, &[]).await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stderr.contains("3 of 6 prompts have no answer"),
-        "{ended:?}"
-    );
+    ended.fails(1, "3 of 6 prompts have no answer");
     assert!(ended.stdout.contains("6, 3 without an answer"), "{ended:?}");
     let output = output(folder.path());
     let responses: Vec<&str> = output
@@ -172,11 +168,7 @@ async fn requests_in_openais_format_are_answered_as_over_http() {
     )
     .unwrap();
     let ended = batch(&input, &[]).await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stderr.contains("line 3: has the custom_id of"),
-        "{ended:?}"
-    );
+    ended.fails(1, "line 3: has the custom_id of");
 }
 
 #[tokio::test]
@@ -204,11 +196,7 @@ async fn prompts_are_asked_again_while_workers_are_full_or_away() {
 async fn a_folder_stands_for_its_files() {
     let folder = TempDir::new().unwrap();
     let empty = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;
-    assert_eq!(empty.code, Some(1), "{empty:?}");
-    assert!(
-        empty.stderr.contains("no file that ends in .jsonl"),
-        "{empty:?}"
-    );
+    empty.fails(1, "no file that ends in .jsonl");
     fs::write(folder.path().join("b.jsonl"), r#"{"text": "third"}"#).unwrap();
     fs::write(
         folder.path().join("a.jsonl"),
@@ -223,9 +211,7 @@ async fn a_folder_stands_for_its_files() {
     for input in [folder.path(), &folder.path().join("b.jsonl")] {
         // Refused before there is an engine.
         let again = batch(input, &["out=cmd:/no/such/program"]).await;
-        assert_eq!(again.code, Some(1), "{again:?}");
-        let expected = "has the answers of an earlier run; move or remove it";
-        assert!(again.stderr.contains(expected), "{again:?}");
+        again.fails(1, "has the answers of an earlier run; move or remove it");
         assert_eq!(fs::read(&file).unwrap(), before);
     }
     let output = output(folder.path());
@@ -237,15 +223,12 @@ async fn a_folder_stands_for_its_files() {
 async fn what_cannot_be_a_batch_is_named() {
     let engine = ["out=echo_full", "--model-name=m"];
     let device = batch(Path::new("/dev/null"), &engine).await;
-    assert_eq!(device.code, Some(1), "{device:?}");
-    let expected = "error: in: /dev/null is neither a file nor a folder";
-    assert!(device.stderr.contains(expected), "{device:?}");
+    device.fails(1, "error: in: /dev/null is neither a file nor a folder");
 
     let mut command = genset(&["run"]);
     command.arg(OsStr::from_bytes(b"in=batch:caf\xe9.jsonl"));
     let ended = run_with(command, b"").await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("is not UTF-8 text"), "{ended:?}");
+    ended.fails(2, "is not UTF-8 text");
 }
 
 #[tokio::test]
@@ -286,11 +269,7 @@ async fn an_interrupted_run_is_continued() {
         assert!(!folder.path().join("output.jsonl").exists());
     }
     let other = batch(&input, &["out=echo_full", "--model-name=other"]).await;
-    assert_eq!(other.code, Some(1), "{other:?}");
-    assert!(
-        other.stderr.contains("has the answers of the model m"),
-        "{other:?}"
-    );
+    other.fails(1, "has the answers of the model m");
     // A line that a crash cut off is not an answer.
     let mut torn = fs::read(&part).unwrap();
     torn.extend(b"{\"prompt\":1999,\"line\":{\"te");
@@ -341,11 +320,7 @@ async fn of_several_models_the_one_that_is_named_answers() {
     }
     for input in ["in=stdin", &batch] {
         let ended = fleet.ask(&["run", input, "out=dyn"]).await;
-        assert_eq!(ended.code, Some(1), "{ended:?}");
-        assert!(
-            ended.stderr.contains("name the one to ask: first, second"),
-            "{ended:?}"
-        );
+        ended.fails(1, "name the one to ask: first, second");
     }
 }
 
@@ -363,11 +338,7 @@ async fn answers_to_other_prompts_are_kept_apart() {
     let head = json!({"input": "of another", "prompts": 2});
     fs::write(folder.path().join("output.jsonl.part"), format!("{head}\n")).unwrap();
     let ended = batch(&input, &["out=echo_full", "--model-name=m"]).await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stderr.contains("remove it to begin anew"),
-        "{ended:?}"
-    );
+    ended.fails(1, "remove it to begin anew");
     for (path, expected) in [
         ("none.jsonl", "cannot be read"),
         ("output.jsonl", "cannot be read"),

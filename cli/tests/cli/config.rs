@@ -110,8 +110,7 @@ async fn what_a_setting_requires_may_come_from_another_layer() {
     assert_setting(&shown, "wire-tls-cert", "n.pem", "flag");
     assert_setting(&shown, "wire-tls-key", "n.key", "environment");
     let without = with_environment(&words, &environment).await;
-    assert_eq!(without.code, Some(2), "{without:?}");
-    assert!(without.stderr.contains("--wire-tls-ca"), "{without:?}");
+    without.fails(2, "--wire-tls-ca");
 }
 
 #[tokio::test]
@@ -121,8 +120,7 @@ async fn a_user_and_a_password_at_etcd_require_each_other() {
         ("ETCD_PASSWORD_FILE", "--etcd-username"),
     ] {
         let ended = with_environment(&["out=sample"], &[(alone, "x")]).await;
-        assert_eq!(ended.code, Some(2), "{ended:?}");
-        assert!(ended.stderr.contains(missing), "{}", ended.stderr);
+        ended.fails(2, missing);
     }
 }
 
@@ -240,20 +238,10 @@ async fn a_bad_file_is_refused_by_name() {
         let file = file(content);
         let path = file.path().to_str().unwrap();
         let ended = with_environment(&["--config", path, "--print-config"], &[]).await;
-        assert_eq!(ended.code, Some(2), "{content:?}: {ended:?}");
-        assert!(
-            ended.stderr.contains(expected),
-            "{content:?}: {}",
-            ended.stderr
-        );
+        ended.fails(2, expected);
     }
     let ended = with_environment(&["--config", "/no/such/file"], &[]).await;
-    assert_eq!(ended.code, Some(2));
-    assert!(
-        ended.stderr.contains("--config: /no/such/file"),
-        "{}",
-        ended.stderr
-    );
+    ended.fails(2, "--config: /no/such/file");
 }
 
 #[tokio::test]
@@ -315,10 +303,5 @@ async fn limits_of_a_model_are_settings() {
     assert_setting(&shown, "model-timeout", 1.5, "flag");
     assert_setting(&shown, "max-stop-bytes", "1KiB", "default");
     let none = with_environment(&["--max-model-running-requests=0"], &[]).await;
-    assert_eq!(none.code, Some(2));
-    assert!(
-        none.stderr.contains("--max-model-running-requests"),
-        "{}",
-        none.stderr
-    );
+    none.fails(2, "--max-model-running-requests");
 }

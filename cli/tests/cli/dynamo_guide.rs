@@ -250,8 +250,7 @@ async fn a_server_of_another_project_is_looked_for_by_its_name() {
     }
     // The guide shows a flag with it, but no model.
     let ended = run_with(machine.command("in=text out=llamacpp -vv", &[]), b"").await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("name a GGUF file"), "{ended:?}");
+    ended.fails(2, "name a GGUF file");
 }
 
 #[tokio::test]

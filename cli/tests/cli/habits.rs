@@ -64,8 +64,7 @@ async fn a_file_of_settings_is_checked() {
         ("http-port = \n", "genset.toml"),
     ] {
         let bad = check(content).await;
-        assert_eq!(bad.code, Some(2), "{bad:?}");
-        assert!(bad.stderr.contains(expected), "{expected}: {bad:?}");
+        bad.fails(2, expected);
     }
 }
 
@@ -82,8 +81,7 @@ async fn a_file_of_settings_is_checked_without_the_environment() {
     let good = check("http-port = 9000\n").await;
     assert!(good.stdout.contains(": 1 settings"), "{good:?}");
     let bad = check("http-port = \"x\"\n").await;
-    assert_eq!(bad.code, Some(2), "{bad:?}");
-    assert!(bad.stderr.contains("--http-port"), "{bad:?}");
+    bad.fails(2, "--http-port");
 }
 
 #[tokio::test]
@@ -112,7 +110,6 @@ async fn a_word_that_is_none_is_answered_with_the_nearest() {
         (&["doktor"], "doctor"),
     ] {
         let ended = run(words).await;
-        assert_eq!(ended.code, Some(2), "{ended:?}");
-        assert!(ended.stderr.contains(expected), "{expected}: {ended:?}");
+        ended.fails(2, expected);
     }
 }

@@ -171,8 +171,7 @@ async fn sigterm_gives_back_the_terminal_that_top_draws_on() {
 async fn where_there_is_no_worker_control_says_so() {
     let fleet = Fleet::new();
     let ended = fleet.ask(&["control", "dyn://nobody", "wake"]).await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("nobody.backend.control"), "{ended:?}");
+    ended.fails(1, "nobody.backend.control");
     let misspelt = fleet.ask(&["control", "dyn://a.b.c.d", "wake"]).await;
     assert_eq!(misspelt.code, Some(2), "{misspelt:?}");
 }

@@ -353,9 +353,7 @@ async fn a_script_that_cannot_be_played_is_named() {
         text(&folder),
     ];
     let ended = run(&words).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    let place = "script: line 2: reply 1: match.last_role";
-    assert!(ended.stderr.contains(place), "{ended:?}");
+    ended.fails(2, "script: line 2: reply 1: match.last_role");
 }
 
 #[tokio::test]

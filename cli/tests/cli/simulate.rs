@@ -50,11 +50,6 @@ async fn a_table_is_for_people_and_what_is_wrong_is_named() {
     ];
     for (flags, expected) in cases {
         let ended = run(&[&["simulate"][..], flags].concat()).await;
-        assert_eq!(ended.code, Some(2), "{flags:?}");
-        assert!(
-            ended.stderr.contains(expected),
-            "{flags:?}: {}",
-            ended.stderr
-        );
+        ended.fails(2, expected);
     }
 }

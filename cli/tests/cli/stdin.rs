@@ -41,8 +41,7 @@ async fn what_cannot_be_asked_fails_with_one_line() {
     ];
     for (input, expected) in cases {
         let ended = ask(&[], input).await;
-        assert_eq!(ended.code, Some(1), "{ended:?}");
-        assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+        ended.fails(1, expected);
         assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
         assert_eq!(ended.stdout, "");
     }

@@ -262,12 +262,7 @@ async fn a_command_gets_the_environment_that_is_named() {
         assert_eq!((has("HF_HOME="), has("HF_TOKEN=")), (has_home, has_token));
     }
     let refused = run_with(genset(&["run", "out=cmd:true", "--engine-env", "A=1"]), b"").await;
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(
-        refused.stderr.contains("--engine-env"),
-        "{}",
-        refused.stderr
-    );
+    refused.fails(2, "--engine-env");
 }
 
 #[tokio::test]
@@ -297,18 +292,12 @@ async fn a_command_that_cannot_run_is_named() {
         b"hi",
     )
     .await;
-    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
-    assert!(
-        ended.stderr.contains("/no/such/program"),
-        "{}",
-        ended.stderr
-    );
+    ended.fails(1, "/no/such/program");
     for (words, named) in [
         (["run", "out=cmd"], "--engine-cmd"),
         (["run", "out=cmd:'open"], "--engine-cmd"),
     ] {
         let ended = run_with(genset(&words), b"").await;
-        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
-        assert!(ended.stderr.contains(named), "{}", ended.stderr);
+        ended.fails(2, named);
     }
 }

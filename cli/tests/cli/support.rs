@@ -78,6 +78,15 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
+impl Ended {
+    /// The end has this exit code, and this text is on standard error.
+    #[track_caller]
+    pub(crate) fn fails(&self, code: i32, text: &str) {
+        assert_eq!(self.code, Some(code), "{text:?}: {self:?}");
+        assert!(self.stderr.contains(text), "{text:?}: {self:?}");
+    }
+}
+
 /// Runs the command to its end, with `input` on standard input.
 pub(crate) async fn run_with(mut command: Command, input: &[u8]) -> Ended {
     command

@@ -39,6 +39,5 @@ async fn flags_are_found_and_are_flags() {
 #[tokio::test]
 async fn a_model_that_is_none_is_told() {
     let ended = run(&["tune", "/no/such.gguf"]).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("/no/such.gguf"), "{ended:?}");
+    ended.fails(2, "/no/such.gguf");
 }

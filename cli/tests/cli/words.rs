@@ -13,15 +13,13 @@ async fn run_may_be_left_out() {
         "{ended:?}"
     );
     let ended = run(&["rnu", "in=stdin"]).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("'rnu'"), "{ended:?}");
+    ended.fails(2, "'rnu'");
 }
 
 #[tokio::test]
 async fn a_command_of_others_is_told_what_takes_its_place() {
     let ended = run(&["llmctl", "http", "add", "chat-model", "m", "a.b.c"]).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("`genset offer"), "{ended:?}");
+    ended.fails(2, "`genset offer");
 }
 
 /// The usage line of `dynamo-run`, with the values in it.
@@ -41,8 +39,7 @@ async fn values_that_choose_nothing_are_taken_by_every_engine() {
         assert_eq!(ended.code, Some(0), "{engine}: {ended:?}");
     }
     let ended = run(&["in=stdin", "out=sample", "--base-gpu-id=1"]).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("--base-gpu-id"), "{ended:?}");
+    ended.fails(2, "--base-gpu-id");
 }
 
 #[tokio::test]
@@ -56,8 +53,7 @@ async fn another_engines_word_is_told_who_answers() {
     let how = "cargo build --release --manifest-path engines/mistralrs/Cargo.toml";
     assert!(ended.stderr.contains(how), "{ended:?}");
     let ended = run(&["in=stdin", "--custom-jinja-template=/no/such.jinja"]).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("/no/such.jinja"), "{ended:?}");
+    ended.fails(2, "/no/such.jinja");
 }
 
 #[tokio::test]
@@ -81,9 +77,8 @@ async fn mistralrs_is_its_program_where_that_is_in_the_path() {
     command.args(["--max-num-seqs=8", "--extra-engine-args", own]);
     command.env("PATH", path.expect("folders"));
     let ended = run_with(command, b"Hello").await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
     let asked = format!("it is to load {model} --max-num-seqs 8 --prefix-cache 4");
-    assert!(ended.stderr.contains(&asked), "{ended:?}");
+    ended.fails(1, &asked);
     assert!(!ended.stderr.contains("no mistral.rs"), "{ended:?}");
 }
 
@@ -96,12 +91,12 @@ async fn libllama_takes_a_gguf_file_and_says_how_to_have_its_program() {
         async move { run(&["run", "in=stdin", "out=libllama", &model]).await }
     };
     let ended = asked(&file).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    let how = "cargo build --release --manifest-path engines/llamacpp/Cargo.toml";
-    assert!(ended.stderr.contains(how), "{ended:?}");
+    ended.fails(
+        2,
+        "cargo build --release --manifest-path engines/llamacpp/Cargo.toml",
+    );
     let ended = asked(&folder).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("takes a GGUF file"), "{ended:?}");
+    ended.fails(2, "takes a GGUF file");
 }
 
 #[tokio::test]
@@ -127,9 +122,9 @@ async fn the_log_is_set_by_either_name() {
 async fn a_build_without_tokio_console_says_how_to_have_it() {
     for words in [&["--tokio-console"][..], &["--tokio-console=127.0.0.1:1"]] {
         let ended = run(&[&["run", "in=stdin"], words].concat()).await;
-        assert_eq!(ended.code, Some(2), "{ended:?}");
-        let how =
-            "RUSTFLAGS=\"--cfg tokio_unstable\" cargo build -p genset --features tokio-console";
-        assert!(ended.stderr.contains(how), "{ended:?}");
+        ended.fails(
+            2,
+            "RUSTFLAGS=\"--cfg tokio_unstable\" cargo build -p genset --features tokio-console",
+        );
     }
 }
