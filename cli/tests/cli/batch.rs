@@ -5,14 +5,13 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::fleet::Fleet;
-use crate::support::{Ended, genset, run_with, soon};
+use crate::support::{Ended, genset, run_with, soon, until};
 
 fn words(path: &Path) -> String {
     format!("in=batch:{}", path.display())
@@ -256,12 +255,7 @@ async fn an_interrupted_run_is_continued() {
             .id()
             .and_then(|id| Pid::from_raw(id.cast_signed()))
             .unwrap();
-        soon(async {
-            while noted(&part) < before + 2 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await;
+        until(async || noted(&part) >= before + 2).await;
         kill_process(pid, signal).unwrap();
         let ended = soon(child.wait_with_output()).await.unwrap();
         let code = (signal == Signal::TERM).then_some(3);

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::Child;
 
-use crate::support::{BETWEEN_SCRAPES, Ended, Server, genset, run, send_signal, soon};
+use crate::support::{Ended, Server, genset, run, send_signal, soon, until};
 
 /// Starts a mocker that takes 20 ms per prompt and 2 ms per token; returns its server and URL.
 async fn mocker(folder: &Path) -> (Server, String) {
@@ -38,19 +38,14 @@ async fn under_way(server: &Server, url: &str, words: &[&str]) -> Child {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let bench = command.spawn().expect("the binary starts");
-    soon(async {
-        loop {
-            let metrics = server.get("/metrics").await.body;
-            let given = metrics.lines().find_map(|line| {
-                let count = line.strip_prefix("genset_http_completion_tokens_total ")?;
-                count.parse::<f64>().ok()
-            });
-            // The requests that probe the server generate only two tokens.
-            if given.is_some_and(|tokens| tokens > 300.0) {
-                return;
-            }
-            tokio::time::sleep(BETWEEN_SCRAPES).await;
-        }
+    until(async || {
+        let metrics = server.get("/metrics").await.body;
+        let given = metrics.lines().find_map(|line| {
+            let count = line.strip_prefix("genset_http_completion_tokens_total ")?;
+            count.parse::<f64>().ok()
+        });
+        // The requests that probe the server generate only two tokens.
+        given.is_some_and(|tokens| tokens > 300.0)
     })
     .await;
     bench
@@ -58,11 +53,7 @@ async fn under_way(server: &Server, url: &str, words: &[&str]) -> Child {
 
 async fn end_of(bench: Child) -> Ended {
     let output = soon(bench.wait_with_output()).await.expect("it ends");
-    Ended {
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
+    Ended::of(&output)
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::hub::cache_of;
-use crate::support::{Server, run_with, send_signal, soon, tiny_chat};
+use crate::support::{Server, run_with, send_signal, soon, tiny_chat, until};
 
 /// The usage line with every value that it shows, for an engine that takes all its flags: a `--model-config` goes with a GGUF
 /// file.
@@ -360,12 +360,7 @@ async fn a_mocker_is_found_by_a_frontend_with_the_kv_router() {
     let mut worker = worker.spawn().expect("the binary starts");
     let mut said = BufReader::new(worker.stdout.take().expect("a pipe")).lines();
     let server = machine.server("in=http out=dyn --router-mode kv").await;
-    soon(async {
-        while server.get("/ready").await.status != 200 {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until(async || server.get("/ready").await.status == 200).await;
     let models = server.get("/v1/models").await.body;
     assert!(models.contains("TinyLlama"), "{models}");
     server.stop().await;

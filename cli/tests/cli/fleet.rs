@@ -3,16 +3,12 @@
 use std::fs::DirBuilder;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
-use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::support::{Ended, Server, genset, run_with, soon};
+use crate::support::{Ended, Server, genset, run_with, until};
 use crate::worker::Worker;
-
-/// The polling interval for an expected event.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Environment variables of one process: names and values.
 pub(crate) type Environment<'a> = &'a [(&'a str, &'a str)];
@@ -65,12 +61,7 @@ impl Fleet {
     pub(crate) async fn frontend(&self, environment: Environment<'_>) -> Server {
         let words = ["run", "in=http", "out=dyn", "--http-port=0"];
         let server = Server::spawn(self.command(&words, environment)).await;
-        soon(async {
-            while server.get("/ready").await.status != 200 {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
+        until(async || server.get("/ready").await.status == 200).await;
         server
     }
 

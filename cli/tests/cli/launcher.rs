@@ -1,13 +1,12 @@
 //! `out=vllm` and others: servers of other projects, here replaced by stand-ins that speak their APIs.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::fleet::Fleet;
-use crate::support::{PYTHON_CACHE, Server, genset, run_with, soon, tiny_chat};
+use crate::support::{PYTHON_CACHE, Server, genset, run_with, tiny_chat, until};
 
 /// The flag that starts the stand-in for `api`.
 pub(crate) fn stand_in(api: &str) -> String {
@@ -128,12 +127,7 @@ async fn the_router_knows_what_each_rank_of_a_launched_vllm_has() {
         let blocks = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
         blocks.is_some_and(|blocks| blocks > 0.0)
     };
-    soon(async {
-        while !knows(&frontend.get("/metrics").await.body) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until(async || knows(&frontend.get("/metrics").await.body)).await;
     let (again, cached) = decided(&frontend, None).await;
     assert_eq!(
         (&again["rank"], &again["reason"], &again["candidate_count"]),

@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::fleet::Fleet;
-use crate::support::{BETWEEN_SCRAPES, Response, Server, soon};
+use crate::support::{Response, Server, soon, until};
 
 /// Documented metrics that no process of this test can expose, and why.
 const NOT_SHOWN_HERE: [(&str, &str); 20] = [
@@ -137,12 +137,7 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
         soon(stranger.write_all(greeting)).await.unwrap();
     }
     let not_refused = "genset_wire_refused_total{reason=\"not_our_protocol\"} 0\n";
-    soon(async {
-        while worker.get("/metrics").await.body.contains(not_refused) {
-            tokio::time::sleep(BETWEEN_SCRAPES).await;
-        }
-    })
-    .await;
+    until(async || !worker.get("/metrics").await.body.contains(not_refused)).await;
     let mut shown = BTreeMap::new();
     shown_with(&mut shown, "genset_wire_refused_total", async || {
         worker.get("/metrics").await
@@ -182,11 +177,9 @@ async fn shown_with(
     awaited: &str,
     scrape: impl AsyncFn() -> Response,
 ) {
-    soon(async {
-        while !shown.contains_key(awaited) {
-            shown.extend(scraped(&scrape().await.body));
-            tokio::time::sleep(BETWEEN_SCRAPES).await;
-        }
+    until(async || {
+        shown.extend(scraped(&scrape().await.body));
+        shown.contains_key(awaited)
     })
     .await;
 }

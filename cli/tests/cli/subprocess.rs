@@ -1,13 +1,14 @@
 //! `out=cmd:COMMAND`: engines in their own process, here the sample of the Python package.
 
 use std::process::Stdio;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::support::{PYTHON_CACHE, Server, genset, python_engine, run_with, soon, tiny_chat};
+use crate::support::{
+    PYTHON_CACHE, Server, genset, python_engine, run_with, soon, tiny_chat, until,
+};
 
 fn with_python(words: &[&str]) -> Command {
     let (_, environment) = python_engine("sample_engine.py");
@@ -117,16 +118,11 @@ async fn an_engine_that_was_killed_is_started_again_when_asked() {
         .parse()
         .unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    let is_back = async {
-        loop {
-            let lives = std::fs::read_to_string(&notes).unwrap().lines().count();
-            if lives == 2 && chat_status(&server).await == 200 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    soon(is_back).await;
+    until(async || {
+        let lives = std::fs::read_to_string(&notes).unwrap().lines().count();
+        lives == 2 && chat_status(&server).await == 200
+    })
+    .await;
     server.stop().await;
 }
 
@@ -151,12 +147,7 @@ async fn a_terminal_input_ends_with_its_engine() {
         let mut child = command.spawn().unwrap();
         // The question never arrives, and the answer of the batch takes hours.
         let _open = child.stdin.take();
-        soon(async {
-            while !log().contains("model ready") {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        })
-        .await;
+        until(async || log().contains("model ready")).await;
         let pid = std::fs::read_to_string(at("pid")).unwrap();
         let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
@@ -199,12 +190,7 @@ async fn is_over(pid: &str) {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit(") ").next()?.chars().next()
     };
-    let over = async {
-        while state().is_some_and(|state| state != 'Z') {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    soon(over).await;
+    until(async || state().is_none_or(|state| state == 'Z')).await;
 }
 
 /// The engine reads no socket and ignores every signal that it can; so do its children.
@@ -221,16 +207,13 @@ async fn nothing_that_a_command_started_outlives_a_kill_of_the_binary() {
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let started = async {
-        loop {
-            let text = std::fs::read_to_string(&pids).unwrap_or_default();
-            if text.contains("done") && text.lines().count() == 2 {
-                return text.replace("done", "");
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let started = soon(started).await;
+    let mut started = String::new();
+    until(async || {
+        started = std::fs::read_to_string(&pids).unwrap_or_default();
+        started.contains("done") && started.lines().count() == 2
+    })
+    .await;
+    let started = started.replace("done", "");
     child.kill().await.unwrap();
     let pids: Vec<&str> = started.split_whitespace().collect();
     assert_eq!(pids.len(), 3, "{started}");

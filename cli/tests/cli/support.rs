@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,14 +15,24 @@ use tokio::process::{Child, ChildStdout, Command};
 /// The time limit of a test. Nothing here takes a tenth of it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The interval between scrapes while waiting for a metric. Each scrape costs time on the machine that all tests share.
-pub(crate) const BETWEEN_SCRAPES: Duration = Duration::from_millis(20);
+/// The interval between looks while waiting for an event. Each look costs time on the machine that all tests share.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Waits for an expected event.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what)
         .await
         .expect("it never came")
+}
+
+/// Looks again and again until it is so.
+pub(crate) async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    soon(async {
+        while !is_so().await {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
 }
 
 /// The binary, with a clean environment.
@@ -79,6 +89,14 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
+    pub(crate) fn of(output: &Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
     /// The end has this exit code, and this text is on standard error.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, text: &str) {
@@ -102,11 +120,7 @@ pub(crate) async fn run_with(mut command: Command, input: &[u8]) -> Ended {
         child.wait_with_output().await.expect("it ends")
     })
     .await;
-    Ended {
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
+    Ended::of(&output)
 }
 
 /// Runs the command to its end with empty standard input.

@@ -5,7 +5,7 @@ use std::fs;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::{Server, genset, run_with, soon, tiny_chat};
+use crate::support::{Server, genset, run_with, soon, tiny_chat, until};
 
 /// tiny-chat's files for text, one of them broken.
 fn broken_model(file: &str, content: &str) -> TempDir {
@@ -55,12 +55,7 @@ async fn a_frontend_of_other_processes_goes_on_without_the_model() {
     worker.args(shared).arg(model.path());
     let mut worker = worker.stderr(std::process::Stdio::null()).spawn().unwrap();
     let frontend = Server::start(&[&["out=dyn"], &shared[..]].concat()).await;
-    let is_refused = async {
-        while !frontend.log().contains("cannot be served") {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-    };
-    soon(is_refused).await;
+    until(async || frontend.log().contains("cannot be served")).await;
     assert_eq!(frontend.get("/live").await.status, 200);
     frontend.stop().await;
     crate::support::send_signal(&worker, Signal::TERM);

@@ -7,10 +7,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::fleet::LOOK_AGAIN;
 use crate::meeting::{Meeting, Outage};
 use crate::ports::free_ports;
-use crate::support::{Exchange, send_signal, soon};
+use crate::support::{Exchange, LOOK_AGAIN, send_signal, soon};
 
 const MISSING: &str = "cannot start the etcd server, which these tests need: `cargo xtask test` installs it, or run: \
     sudo apt-get install --yes etcd-server";

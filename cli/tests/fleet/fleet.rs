@@ -1,15 +1,10 @@
 //! A fleet: starts workers and frontends that meet in the same way.
 
-use std::time::Duration;
-
 use tokio::process::Command;
 
 use crate::meeting::Meeting;
-use crate::support::{Server, genset, soon};
+use crate::support::{Server, genset, soon, until};
 use crate::worker::Worker;
-
-/// The polling interval for an expected event.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The silence after which the processes of a test are considered dead. Longer than the default, because a busy machine is not a
 /// fault.
@@ -93,21 +88,11 @@ pub(crate) async fn is_listed(frontend: &Server) -> bool {
 }
 
 pub(crate) async fn until_listed(frontend: &Server) {
-    soon(async {
-        while !is_listed(frontend).await {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || is_listed(frontend).await).await;
 }
 
 pub(crate) async fn until_unlisted(frontend: &Server) {
-    soon(async {
-        while is_listed(frontend).await {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || !is_listed(frontend).await).await;
 }
 
 /// Sends requests until every worker has answered one.

@@ -6,10 +6,10 @@ use tokio::process::Command;
 
 use crate::answers::chat;
 use crate::cases::{HANDED_OVER, until_all_take_part};
-use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT, metric, until_all_answer, until_listed};
+use crate::fleet::{Fleet, PEER_TIMEOUT, metric, until_all_answer, until_listed};
 use crate::load::{burst, same_text, streams};
 use crate::meeting::{Directory, Meeting as _};
-use crate::support::{Exchange, PYTHON_CACHE, genset, soon, tiny_chat};
+use crate::support::{Exchange, PYTHON_CACHE, genset, tiny_chat, until};
 use crate::worker::Worker;
 
 const TOKENS: u64 = 20;
@@ -91,12 +91,7 @@ async fn a_request_that_brings_down_its_worker_goes_to_few() {
         let ended = workers.iter_mut().map(Worker::has_ended);
         ended.filter(|has_ended| *has_ended).count()
     };
-    soon(async {
-        while ended() < 2 {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || ended() >= 2).await;
     assert_eq!(burst(&frontend, 20).await, [""; 0]);
     assert_eq!(ended(), 2);
 }
@@ -116,12 +111,7 @@ async fn answers_of_a_launched_decode_server_go_on_at_another() {
     let handed_over = metric(&frontend, HANDED_OVER).await;
     let begun = streams(&frontend, 12, LONG).await;
     // The first token comes from the prefill server.
-    soon(async {
-        while metric(&frontend, HANDED_OVER).await < handed_over + 12.0 {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || metric(&frontend, HANDED_OVER).await >= handed_over + 12.0).await;
     assert!(one.running().await > 0.0);
     one.kill().await;
     assert_eq!(same_text(begun).await, whole);

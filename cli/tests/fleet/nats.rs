@@ -6,10 +6,9 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use crate::etcd::Etcd;
-use crate::fleet::LOOK_AGAIN;
 use crate::meeting::{Meeting, Outage};
 use crate::ports::free_ports;
-use crate::support::soon;
+use crate::support::{LOOK_AGAIN, soon};
 
 const MISSING: &str = "cannot start nats-server, which these tests need: `cargo xtask test` installs it, or run: \
     sudo apt-get install --yes nats-server";

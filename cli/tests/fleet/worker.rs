@@ -8,8 +8,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pid
 use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
 
-use crate::fleet::LOOK_AGAIN;
-use crate::support::{Exchange, Response, send_signal, soon};
+use crate::support::{Exchange, LOOK_AGAIN, Response, send_signal, soon, until};
 
 pub(crate) struct Worker {
     child: Child,
@@ -47,12 +46,7 @@ impl Worker {
     }
 
     pub(crate) async fn until_ready(&self) {
-        soon(async {
-            while self.get("/ready").await.status != 200 {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
+        until(async || self.get("/ready").await.status == 200).await;
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
@@ -84,12 +78,7 @@ impl Worker {
 
     /// Waits until this many requests are in the engine.
     pub(crate) async fn until_running(&self, count: f64) {
-        soon(async {
-            while self.running().await != count {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
+        until(async || self.running().await == count).await;
     }
 
     pub(crate) fn log(&self) -> String {
@@ -98,12 +87,7 @@ impl Worker {
 
     /// Waits until the log contains this text.
     pub(crate) async fn until_log(&self, text: &str) {
-        soon(async {
-            while !self.log().contains(text) {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
+        until(async || self.log().contains(text)).await;
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

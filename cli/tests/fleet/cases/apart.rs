@@ -1,10 +1,10 @@
 //! Disaggregated prefill and decode: two pools, whose instances may die.
 
 use crate::answers::{End, Stream};
-use crate::fleet::{Fleet, LOOK_AGAIN, metric, until_listed};
+use crate::fleet::{Fleet, metric, until_listed};
 use crate::load::{burst, ends, same_text, streams};
 use crate::meeting::Meeting;
-use crate::support::{Server, soon};
+use crate::support::{Server, soon, until};
 use crate::worker::Worker;
 
 /// Tokens of an answer: it takes longer than a worker needs to exit.
@@ -37,12 +37,7 @@ pub(crate) async fn until_all_take_part(frontend: &Server, workers: &[&Worker]) 
 
 /// Waits until the frontend's metrics have a line with this prefix and a count other than 0.
 async fn until_counted(frontend: &Server, line: &str) {
-    soon(async {
-        while !frontend.get("/metrics").await.body.contains(line) {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || frontend.get("/metrics").await.body.contains(line)).await;
 }
 
 pub(crate) async fn prefill_and_decode_answer_as_one<M: Meeting>(fleet: Fleet<M>) {
@@ -80,12 +75,7 @@ pub(crate) async fn either_leg_may_be_killed<M: Meeting>(fleet: Fleet<M>) {
     let handed_over = metric(&frontend, HANDED_OVER).await;
     let begun = streams(&frontend, 20, LONG).await;
     // The first token comes from a prefill worker: only requests in a decode worker migrate.
-    soon(async {
-        while metric(&frontend, HANDED_OVER).await < handed_over + 20.0 {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || metric(&frontend, HANDED_OVER).await >= handed_over + 20.0).await;
     assert!(decode.running().await > 0.0);
     decode.kill().await;
     let also_begun = streams(&frontend, 20, LONG).await;
@@ -183,12 +173,7 @@ pub(crate) async fn real_blocks_go_over_the_wire_and_none_stays<M: Meeting>(flee
         }
     }
     for worker in [&prefill, &decode] {
-        soon(async {
-            while worker.metric("genset_candle_kv_usage").await > 0.0 {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
+        until(async || worker.metric("genset_candle_kv_usage").await <= 0.0).await;
     }
     // Losing a prefill instance fails no answer.
     prefill.kill().await;

@@ -1,9 +1,9 @@
 //! Workers that publish different cards under the same name.
 
-use crate::fleet::{Fleet, LOOK_AGAIN, until_listed};
+use crate::fleet::{Fleet, until_listed};
 use crate::load::burst;
 use crate::meeting::Meeting;
-use crate::support::soon;
+use crate::support::until;
 
 pub(crate) async fn workers_whose_cards_disagree_are_kept_apart<M: Meeting>(fleet: Fleet<M>) {
     let (short, long) = tokio::join!(
@@ -12,12 +12,7 @@ pub(crate) async fn workers_whose_cards_disagree_are_kept_apart<M: Meeting>(flee
     );
     let frontend = fleet.frontend(&[]).await;
     until_listed(&frontend).await;
-    soon(async {
-        while !frontend.log().contains("card differs") {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || frontend.log().contains("card differs")).await;
     let before = (short.finished().await, long.finished().await);
     assert_eq!(burst(&frontend, 40).await, [""; 0]);
     let (short_did, long_did) = (
@@ -35,11 +30,6 @@ pub(crate) async fn workers_whose_cards_disagree_are_kept_apart<M: Meeting>(flee
     };
     served.stop().await;
     let before = other.finished().await;
-    soon(async {
-        while !burst(&frontend, 1).await.is_empty() {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || burst(&frontend, 1).await.is_empty()).await;
     assert!(other.finished().await > before);
 }

@@ -19,9 +19,9 @@ use tokio::task::JoinSet;
 use self::faults::Fault;
 use self::requests::{Answer, KINDS, Request};
 use super::apart::until_all_take_part;
-use crate::fleet::{Fleet, LOOK_AGAIN, metric};
+use crate::fleet::{Fleet, metric};
 use crate::meeting::Meeting;
-use crate::support::soon;
+use crate::support::until;
 use crate::worker::Worker;
 
 /// The flags of every worker. Many answers take longer than the grace period.
@@ -170,12 +170,7 @@ async fn chaos_in<M: Meeting>(mut fleet: Fleet<M>, places: &[Place]) {
     // No request is left in a worker.
     for worker in &workers {
         worker.until_running(0.0).await;
-        soon(async {
-            while worker.metric("genset_candle_kv_usage").await > 0.0 {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
+        until(async || worker.metric("genset_candle_kv_usage").await <= 0.0).await;
     }
     assert_eq!(metric(&frontend, "genset_migration_kept_bytes").await, 0.0);
     assert_eq!(

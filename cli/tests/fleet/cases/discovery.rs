@@ -1,9 +1,9 @@
 //! Workers and frontends find each other, and models appear and disappear with their workers.
 
-use crate::fleet::{Fleet, LOOK_AGAIN, is_listed, until_all_answer, until_listed, until_unlisted};
+use crate::fleet::{Fleet, is_listed, until_all_answer, until_listed, until_unlisted};
 use crate::load::{ask, burst};
 use crate::meeting::Meeting;
-use crate::support::{soon, tiny_chat};
+use crate::support::{soon, tiny_chat, until};
 
 /// The number of attempts to hit a model's first moment.
 const FIRST_MOMENTS: usize = 20;
@@ -61,15 +61,11 @@ pub(crate) async fn a_model_goes_with_its_last_worker_and_comes_back<M: Meeting>
             }
         }
         // At first the model is expected back, then it is unknown.
-        soon(async {
-            loop {
-                let refusal = ask(frontend.address).await.expect_err("nobody is there");
-                if is_unknown(&refusal) {
-                    break;
-                }
-                assert!(refusal.starts_with("503 "), "{refusal}");
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
+        until(async || {
+            let refusal = ask(frontend.address).await.expect_err("nobody is there");
+            let is_unknown = is_unknown(&refusal);
+            assert!(is_unknown || refusal.starts_with("503 "), "{refusal}");
+            is_unknown
         })
         .await;
         assert_eq!(frontend.get("/ready").await.status, 503);

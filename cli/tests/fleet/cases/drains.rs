@@ -3,10 +3,10 @@
 use rustix::process::Signal;
 
 use crate::answers::End;
-use crate::fleet::{Fleet, LOOK_AGAIN, until_all_answer, until_listed};
+use crate::fleet::{Fleet, until_all_answer, until_listed};
 use crate::load::{Hammer, ends, streams};
 use crate::meeting::Meeting;
-use crate::support::soon;
+use crate::support::until;
 
 /// Clients that send requests continuously.
 const CLIENTS: usize = 8;
@@ -62,12 +62,7 @@ pub(crate) async fn a_second_signal_to_a_frontend_ends_streams_with_an_error<M: 
     until_all_answer(&frontend, &[&worker]).await;
     let begun = streams(&frontend, 10, 1_000_000).await;
     frontend.signal(Signal::TERM);
-    soon(async {
-        while !frontend.log().contains("draining") {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || frontend.log().contains("draining")).await;
     frontend.signal(Signal::TERM);
     for end in ends(begun).await {
         let End::Error(error) = end else {

@@ -5,10 +5,10 @@ use tempfile::NamedTempFile;
 
 use super::apart::until_all_take_part;
 use crate::answers::Stream;
-use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT};
+use crate::fleet::{Fleet, PEER_TIMEOUT};
 use crate::load::{same_text, streams};
 use crate::meeting::Meeting;
-use crate::support::{Server, genset, soon, tiny_chat};
+use crate::support::{Server, genset, tiny_chat, until};
 use crate::worker::Worker;
 
 /// Tokens of an answer.
@@ -40,12 +40,7 @@ async fn two_pools<M: Meeting>(fleet: &Fleet<M>, lease_s: f64) -> [Worker; 4] {
 }
 
 async fn until_empty(worker: &Worker) {
-    soon(async {
-        while worker.metric("genset_mocker_kv_usage").await > 0.0 {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || worker.metric("genset_mocker_kv_usage").await <= 0.0).await;
 }
 
 /// Streams that have their first token and whose blocks are in transfer.
@@ -112,12 +107,7 @@ pub(crate) async fn what_had_begun_moves_when_its_decode_worker_freezes<M: Meeti
     until_all_take_part(&frontend, &[&decode, &other]).await;
     let expected = same_text(streams(&frontend, 1, SHORT * 10).await).await;
     let begun = streams(&frontend, 10, SHORT * 10).await;
-    soon(async {
-        while decode.running().await == 0.0 {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || decode.running().await != 0.0).await;
     decode.signal(Signal::STOP);
     assert_eq!(same_text(begun).await, expected);
     decode.signal(Signal::CONT);

@@ -1,10 +1,10 @@
 //! The nats-server goes down and comes back.
 
 use crate::answers::End;
-use crate::fleet::{Fleet, LOOK_AGAIN, until_all_answer};
+use crate::fleet::{Fleet, until_all_answer};
 use crate::load::{ask, burst, ends, streams};
 use crate::nats::EtcdAndNats;
-use crate::support::soon;
+use crate::support::until;
 
 pub(crate) async fn requests_work_again_when_nats_is_back(mut fleet: Fleet<EtcdAndNats>) {
     let [one, two] = fleet.two_workers(&["--token-delay-ms=20"]).await;
@@ -25,18 +25,8 @@ pub(crate) async fn requests_work_again_when_nats_is_back(mut fleet: Fleet<EtcdA
     );
     tokio::join!(one.until_running(0.0), two.until_running(0.0));
     fleet.meeting.start_nats_again().await;
-    soon(async {
-        while ask(frontend.address).await.is_err() {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
-    soon(async {
-        while !burst(&frontend, 20).await.is_empty() {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || ask(frontend.address).await.is_ok()).await;
+    until(async || burst(&frontend, 20).await.is_empty()).await;
     until_all_answer(&frontend, &[&one, &two]).await;
     one.stop().await;
     two.stop().await;

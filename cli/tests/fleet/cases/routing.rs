@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::answers::chat;
-use crate::fleet::{Fleet, LOOK_AGAIN, metric, until_listed};
+use crate::fleet::{Fleet, metric, until_listed};
 use crate::meeting::Meeting;
-use crate::support::{Exchange, Server, soon};
+use crate::support::{Exchange, Server, until};
 
 const INDEX_BLOCKS: &str = "genset_router_index_blocks";
 
@@ -90,10 +90,5 @@ async fn ask(frontend: &Server, prompt: &str) -> (u32, u32) {
 
 /// Waits until the sum of a metric's samples is at least `least`.
 async fn until_metric(frontend: &Server, name: &str, least: f64) {
-    soon(async {
-        while metric(frontend, name).await < least {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    })
-    .await;
+    until(async || metric(frontend, name).await >= least).await;
 }

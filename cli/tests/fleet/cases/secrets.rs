@@ -4,10 +4,10 @@ use std::io::Write;
 
 use tempfile::NamedTempFile;
 
-use crate::fleet::{Fleet, LOOK_AGAIN, is_listed, until_listed};
+use crate::fleet::{Fleet, is_listed, until_listed};
 use crate::load::ask;
 use crate::meeting::Meeting;
-use crate::support::soon;
+use crate::support::until;
 
 pub(crate) async fn a_frontend_with_another_secret_serves_nothing<M: Meeting>(fleet: Fleet<M>) {
     let (right, right_flag) = secret("the secret of the fleet");
@@ -19,12 +19,7 @@ pub(crate) async fn a_frontend_with_another_secret_serves_nothing<M: Meeting>(fl
     until_listed(&frontend).await;
     assert_eq!(ask(frontend.address).await, Ok(()));
     for refused in [&mut stranger, &mut nobody] {
-        soon(async {
-            while !refused.log().contains("secret") {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
+        until(async || refused.log().contains("secret")).await;
         assert!(!is_listed(refused).await);
         let refusal = ask(refused.address).await.expect_err("it serves nothing");
         assert!(refusal.starts_with("503 "), "{refusal}");

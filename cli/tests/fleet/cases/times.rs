@@ -7,9 +7,9 @@ use rustix::process::Signal;
 use tokio::time::Instant;
 
 use crate::answers::{End, Stream};
-use crate::fleet::{Fleet, LOOK_AGAIN};
+use crate::fleet::Fleet;
 use crate::meeting::Meeting;
-use crate::support::{Server, soon};
+use crate::support::{Server, soon, until};
 use crate::worker::Worker;
 
 /// The defaults of the flags that fleets of tests override.
@@ -105,18 +105,16 @@ async fn until_error(stream: Stream, since: Instant) -> Duration {
 /// For each model, the time from its moment until it is no longer listed.
 async fn ends(frontend: &Server, mut models: Vec<(String, Instant)>) -> Vec<Duration> {
     let mut ends = Vec::new();
-    soon(async {
-        while !models.is_empty() {
-            let listed = frontend.get("/v1/models").await.body;
-            models.retain(|(model, since)| {
-                let is_listed = listed.contains(&format!("\"{model}\""));
-                if !is_listed {
-                    ends.push(since.elapsed());
-                }
-                is_listed
-            });
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
+    until(async || {
+        let listed = frontend.get("/v1/models").await.body;
+        models.retain(|(model, since)| {
+            let is_listed = listed.contains(&format!("\"{model}\""));
+            if !is_listed {
+                ends.push(since.elapsed());
+            }
+            is_listed
+        });
+        models.is_empty()
     })
     .await;
     ends
