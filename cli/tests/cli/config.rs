@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use crate::support::{Ended, genset, run_with};
+use crate::support::{Ended, genset, repository, run_with};
 
 fn file(content: &str) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
@@ -278,7 +278,7 @@ const MADE_OF: [(&str, &[&str]); 5] = [
 /// Every limit of the server has a visible setting.
 #[tokio::test]
 async fn everything_that_the_server_is_configured_with_is_shown() {
-    let source = crate::metrics::repository("frontend/src/config.rs");
+    let source = repository("frontend/src/config.rs");
     let source = std::fs::read_to_string(source).unwrap();
     let fields = source.split("pub struct FrontendConfig {").nth(1).unwrap();
     let fields = fields.split("\n}").next().unwrap();

@@ -7,8 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::fleet::Fleet;
-use crate::launcher::stand_in;
-use crate::support::{Ended, Server, genset, run_with, tiny_chat};
+use crate::support::{Ended, Server, genset, run_with, stand_in, tiny_chat};
 
 async fn conform(words: &[&str]) -> Ended {
     run_with(genset(&[&["conform"], words].concat()), b"").await

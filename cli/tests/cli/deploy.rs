@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::metrics::{documented, repository};
-use crate::support::{genset, run_with};
+use crate::metrics::documented;
+use crate::support::{genset, repository, run_with};
 
 /// The longest time that a process may take after `--grace`: unlisting, the engine's drain and cleanup, in seconds.
 const AFTER_GRACE_S: u64 = 90;

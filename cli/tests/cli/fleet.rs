@@ -52,9 +52,7 @@ impl Fleet {
     /// Starts a worker and waits until it is ready.
     pub(crate) async fn worker_of(&self, words: &[&str], environment: Environment<'_>) -> Worker {
         let words = [&["run"], words, &["--status-port=0"]].concat();
-        let worker = Worker::spawn(self.command(&words, environment)).await;
-        worker.until_ready().await;
-        worker
+        Worker::ready(self.command(&words, environment)).await
     }
 
     /// Starts a frontend and waits until it serves a model.

@@ -1,26 +1,10 @@
 //! `out=vllm` and others: servers of other projects, here replaced by stand-ins that speak their APIs.
 
-use std::path::PathBuf;
-
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::fleet::Fleet;
-use crate::support::{PYTHON_CACHE, Server, genset, run_with, tiny_chat, until};
-
-/// The flag that starts the stand-in for `api`.
-pub(crate) fn stand_in(api: &str) -> String {
-    let script: PathBuf = [
-        env!("CARGO_MANIFEST_DIR"),
-        "../engines/launcher/tests/stand_in",
-    ]
-    .iter()
-    .collect();
-    format!(
-        "--server-cmd=python3 {PYTHON_CACHE} '{}' {api}",
-        script.display()
-    )
-}
+use crate::support::{Server, genset, run_with, stand_in, tiny_chat, until};
 
 /// The binary with a `PATH` to a shell and an interpreter.
 fn with_path(words: &[&str]) -> Command {

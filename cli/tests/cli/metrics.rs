@@ -1,14 +1,13 @@
 //! Running processes expose exactly the metrics that `docs/guide/metrics.md` lists. Also tests the other paths of a status port.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::fleet::Fleet;
-use crate::support::{Response, Server, soon, until};
+use crate::support::{Response, Server, repository, soon, until};
 
 /// Documented metrics that no process of this test can expose, and why.
 const NOT_SHOWN_HERE: [(&str, &str); 20] = [
@@ -58,10 +57,6 @@ const QUEUE: &str = "only with --router-queue; the router's tests have all";
 pub(crate) struct Row {
     pub(crate) kind: String,
     pub(crate) labels: BTreeSet<String>,
-}
-
-pub(crate) fn repository(path: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
 }
 
 /// The tables of the reference, by the metric's name in queries.

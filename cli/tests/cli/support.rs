@@ -44,12 +44,10 @@ pub(crate) fn genset(words: &[&str]) -> Command {
 
 /// The model folder of this repository.
 pub(crate) fn tiny_chat() -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "..", "models", "tiny-chat"]
-        .iter()
-        .collect()
+    repository("models/tiny-chat")
 }
 
-fn repository(path: &str) -> PathBuf {
+pub(crate) fn repository(path: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
 }
 
@@ -60,6 +58,15 @@ pub(crate) const PYTHON_CACHE: &str = concat!(
     env!("CARGO_TARGET_TMPDIR"),
     "/pycache'"
 );
+
+/// The flag that starts the stand-in for the server of another project, for `api`.
+pub(crate) fn stand_in(api: &str) -> String {
+    let script = repository("engines/launcher/tests/stand_in");
+    format!(
+        "--server-cmd=python3 {PYTHON_CACHE} '{}' {api}",
+        script.display()
+    )
+}
 
 /// The command of an engine in `python/`, and the environment that it needs. `cargo xtask test python-package` installs the
 /// interpreter.

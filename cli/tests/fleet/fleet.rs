@@ -8,7 +8,7 @@ use crate::worker::Worker;
 
 /// The silence after which the processes of a test are considered dead. Longer than the default, because a busy machine is not a
 /// fault.
-pub(crate) const PEER_TIMEOUT: &str = "--peer-timeout=5";
+const PEER_TIMEOUT: &str = "--peer-timeout=5";
 
 pub(crate) struct Fleet<M> {
     pub(crate) meeting: M,
@@ -19,35 +19,30 @@ impl<M: Meeting> Fleet<M> {
         Self { meeting }
     }
 
-    pub(crate) fn worker_command(&self, words: &[&str]) -> Command {
-        let mut command = genset(&["run", "in=dyn", "out=sample", "--status-port=0"]);
+    fn command(&self, parts: &[&str; 4], words: &[&str]) -> Command {
+        let mut command = genset(parts);
         command.args(self.meeting.flags()).arg(PEER_TIMEOUT);
         command.args(words);
         command
     }
 
+    /// The command of a worker of the engine that `output` names.
+    pub(crate) fn worker_command(&self, output: &str, words: &[&str]) -> Command {
+        self.command(&["run", "in=dyn", output, "--status-port=0"], words)
+    }
+
     pub(crate) fn frontend_command(&self, words: &[&str]) -> Command {
-        let mut command = genset(&["run", "in=http", "out=dyn", "--http-port=0"]);
-        command.args(self.meeting.flags()).arg(PEER_TIMEOUT);
-        command.args(words);
-        command
+        self.command(&["run", "in=http", "out=dyn", "--http-port=0"], words)
     }
 
     /// Starts a worker of the sample engine and waits until it is ready.
     pub(crate) async fn worker(&self, words: &[&str]) -> Worker {
-        let worker = Worker::spawn(self.worker_command(words)).await;
-        worker.until_ready().await;
-        worker
+        Worker::ready(self.worker_command("out=sample", words)).await
     }
 
     /// Starts a worker of the candle engine with the built-in model and waits until it is ready.
     pub(crate) async fn candle(&self, words: &[&str]) -> Worker {
-        let mut command = genset(&["run", "in=dyn", "out=candle", "--status-port=0"]);
-        command.args(self.meeting.flags()).arg(PEER_TIMEOUT);
-        command.args(words);
-        let worker = Worker::spawn(command).await;
-        worker.until_ready().await;
-        worker
+        Worker::ready(self.worker_command("out=candle", words)).await
     }
 
     /// Starts two workers at once.

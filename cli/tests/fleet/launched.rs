@@ -1,15 +1,11 @@
 //! Launched servers whose workers die, and disaggregated prefill and decode; here stand-ins that replay observed vLLM answers.
 
-use std::path::PathBuf;
-
-use tokio::process::Command;
-
 use crate::answers::chat;
 use crate::cases::{HANDED_OVER, until_all_take_part};
-use crate::fleet::{Fleet, PEER_TIMEOUT, metric, until_all_answer, until_listed};
+use crate::fleet::{Fleet, metric, until_all_answer, until_listed};
 use crate::load::{burst, same_text, streams};
-use crate::meeting::{Directory, Meeting as _};
-use crate::support::{Exchange, PYTHON_CACHE, genset, tiny_chat, until};
+use crate::meeting::Directory;
+use crate::support::{Exchange, stand_in, tiny_chat, until};
 use crate::worker::Worker;
 
 const TOKENS: u64 = 20;
@@ -30,26 +26,13 @@ async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
 
 /// Like [`worker`], with more flags for the worker.
 async fn worker_with(fleet: &Fleet<Directory>, role: &str, fault: &str, words: &[&str]) -> Worker {
-    let script: PathBuf = [
-        env!("CARGO_MANIFEST_DIR"),
-        "../engines/launcher/tests/stand_in",
-    ]
-    .iter()
-    .collect();
-    let server = format!(
-        "--server-cmd=python3 {PYTHON_CACHE} '{}' vllm {fault}",
-        script.display()
-    );
-    let mut command: Command = genset(&["run", "in=dyn", "out=vllm", "--status-port=0"]);
+    let server = stand_in(&format!("vllm {fault}"));
+    let mut command = fleet.worker_command("out=vllm", &[&server, "--role", role]);
     command
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
-        .args(fleet.meeting.flags())
-        .args([PEER_TIMEOUT, &server, "--role", role])
         .args(words)
         .arg(tiny_chat());
-    let worker = Worker::spawn(command).await;
-    worker.until_ready().await;
-    worker
+    Worker::ready(command).await
 }
 
 #[tokio::test]

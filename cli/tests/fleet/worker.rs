@@ -45,8 +45,11 @@ impl Worker {
         worker
     }
 
-    pub(crate) async fn until_ready(&self) {
-        until(async || self.get("/ready").await.status == 200).await;
+    /// Starts `command` and waits until the worker is ready.
+    pub(crate) async fn ready(command: Command) -> Self {
+        let worker = Self::spawn(command).await;
+        until(async || worker.get("/ready").await.status == 200).await;
+        worker
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {

@@ -5,10 +5,10 @@ use tempfile::NamedTempFile;
 
 use super::apart::until_all_take_part;
 use crate::answers::Stream;
-use crate::fleet::{Fleet, PEER_TIMEOUT};
+use crate::fleet::Fleet;
 use crate::load::{same_text, streams};
 use crate::meeting::Meeting;
-use crate::support::{Server, genset, tiny_chat, until};
+use crate::support::{Server, tiny_chat, until};
 use crate::worker::Worker;
 
 /// Tokens of an answer.
@@ -22,14 +22,10 @@ async fn two_pools<M: Meeting>(fleet: &Fleet<M>, lease_s: f64) -> [Worker; 4] {
     );
     std::fs::write(settings.path(), text).expect("a file");
     let start = async |role: &str| {
-        let mut command = genset(&["run", "in=dyn", "out=mocker", "--status-port=0"]);
-        command.args(fleet.meeting.flags()).arg(PEER_TIMEOUT);
+        let mut command = fleet.worker_command("out=mocker", &["--role", role]);
         command.arg("--model-path").arg(tiny_chat());
         command.arg("--extra-engine-args").arg(settings.path());
-        command.arg(format!("--role={role}"));
-        let worker = Worker::spawn(command).await;
-        worker.until_ready().await;
-        worker
+        Worker::ready(command).await
     };
     [
         start("prefill").await,

@@ -75,7 +75,7 @@ async fn start<M: Meeting>(fleet: &Fleet<M>, frontend: &Server, model: String) -
     // The test measures how soon a client learns of the fault.
     let mut words = vec!["--token-delay-ms=5", "--migration-limit=0", &name];
     words.extend(DEFAULTS);
-    let command = fleet.worker_command(&words);
+    let command = fleet.worker_command("out=sample", &words);
     let answered = soon(async {
         loop {
             if let Ok(stream) = Stream::begin_of(&model, frontend.address, 1).await {
