@@ -24,6 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use clap::Args;
 
 use self::attacks::ATTACKS;
 use self::bystanders::{Bystanders, Prober};
@@ -31,16 +32,23 @@ use self::figures::{Promises, Row, table};
 use crate::repo::Repo;
 use crate::served::{Port, Served, cpu_seconds, forget_peak, peak_bytes, resident_bytes};
 
-/// What to attack, and what to show.
-#[derive(Debug)]
+// No doc comment: it would replace the help of the task.
+#[derive(Debug, Args)]
 pub(crate) struct AttackOptions {
-    /// The binary; the release build if absent.
+    /// The binary [default: target/release/genset]
+    #[arg(long)]
     pub(crate) binary: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
     pub(crate) json: bool,
-    /// Attacks whose names begin so; all if empty.
-    pub(crate) only: Vec<String>,
+    /// Kill a server that takes more memory than this
+    #[arg(long, default_value_t = 4096, value_name = "MIB")]
     pub(crate) max_memory_mb: u64,
+    /// The longest that `/live` may take
+    #[arg(long, default_value_t = 500, value_name = "MS")]
     pub(crate) max_stall_ms: u64,
+    /// Attacks whose names begin so; all without one
+    pub(crate) attacks: Vec<String>,
 }
 
 /// What attacks need.
@@ -69,7 +77,7 @@ pub(crate) fn run(repo: &Repo, options: &AttackOptions) -> anyhow::Result<()> {
     let binary = options.binary.clone().unwrap_or_else(release);
     let binary = fs::canonicalize(&binary)
         .with_context(|| format!("there is no {}: cargo build --release", binary.display()))?;
-    let chosen = chosen(&options.only)?;
+    let chosen = chosen(&options.attacks)?;
     let bench = Bench {
         binary,
         folder: repo.target().join(format!("attack-{}", std::process::id())),

@@ -1,25 +1,31 @@
 //! `cargo xtask chaos`: a long run of the chaos test of fleets, `cli/tests/fleet/cases/chaos.rs`.
 
 use anyhow::ensure;
+use clap::Args;
 
 use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
 
 /// The fleets of `cli/tests/fleet/main.rs`.
-pub(crate) const FLEETS: [&str; 3] = ["file_and_tcp", "etcd_and_tcp", "etcd_and_nats"];
+const FLEETS: [&str; 3] = ["file_and_tcp", "etcd_and_tcp", "etcd_and_nats"];
 
-/// How much of it.
-#[derive(Debug, Clone)]
+// No doc comment: it would replace the help of the task.
+#[derive(Debug, Args)]
 pub(crate) struct ChaosOptions {
-    /// Requests to each fleet.
+    /// Requests to each fleet
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: u64,
-    /// Faults in each fleet, while there are requests.
+    /// Faults in each fleet, as long as there are requests
+    #[arg(long, default_value_t = 100)]
     pub(crate) faults: u64,
-    /// Requests at once.
+    /// Requests at once
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(crate) clients: u64,
-    /// What decides requests and faults; another one each time without.
+    /// What decides requests and faults [default: another one each time]
+    #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// One of [`FLEETS`]; all without.
+    /// One fleet; all without one
+    #[arg(long, value_parser = FLEETS)]
     pub(crate) fleet: Option<String>,
 }
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
+use clap::Args;
 
 use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
@@ -33,14 +34,16 @@ const KEPT_FILES: usize = 50;
 const KEPT_BYTES: u64 = 150_000;
 const KEPT_FILE_BYTES: u64 = 8_000;
 
-/// What to fuzz, and for how long.
-#[derive(Debug)]
+// No doc comment: it would replace the help of the task.
+#[derive(Debug, Args)]
 pub(crate) struct FuzzOptions {
-    /// For each target.
+    /// Seconds for each target
+    #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) seconds: u32,
-    /// Whether new inputs go into the repository.
+    /// Take new inputs into fuzz/corpus, as far as there is room
+    #[arg(long)]
     pub(crate) keep: bool,
-    /// All if empty.
+    /// Targets, such as chat; all without one
     pub(crate) targets: Vec<String>,
 }
 

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
 use cargo_metadata::Message;
+use clap::Args;
 use serde_json::Value;
 
 use crate::golden_questions;
@@ -58,16 +59,31 @@ const BANDWIDTHS: [(&str, f64); 12] = [
     ("RTX 4090", 1008.0),
 ];
 
-/// Options of the test.
-#[derive(Debug)]
+// No doc comment: it would replace the help of the task.
+#[derive(Debug, Args)]
 pub(crate) struct GpuTest {
-    /// The GPU, as `nvidia-smi` numbers them.
+    /// The GPU's number in nvidia-smi
+    #[arg(long, default_value_t = 0)]
     pub(crate) gpu: usize,
-    /// The GPU's peak memory bandwidth in GB/s, if its name is not known here.
+    /// What the GPU's memory gives at most, in GB/s, where the GPU is not a known one
+    #[arg(long, value_name = "GB/S")]
     pub(crate) memory_bandwidth: Option<f64>,
-    /// Skips the figures.
+    /// Tests alone, no figures
+    #[arg(long)]
     pub(crate) without_bench: bool,
-    /// The folder into which [`build`] put the programs. If `None`, they are built here.
+    /// Build the programs into this folder and run nothing, for a machine that has the GPU and no Rust
+    #[arg(long, value_name = "FOLDER", conflicts_with = "programs")]
+    pub(crate) build_into: Option<PathBuf>,
+    /// The compute capability that `--build-into` builds for, without its point
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value = "90",
+        requires = "build_into"
+    )]
+    pub(crate) compute_capability: String,
+    /// Run the programs that `--build-into` left in this folder
+    #[arg(long, value_name = "FOLDER")]
     pub(crate) programs: Option<PathBuf>,
 }
 
@@ -75,7 +91,7 @@ pub(crate) struct GpuTest {
 ///
 /// # Errors
 /// When there is no toolkit, or something does not build.
-pub(crate) fn build(repo: &Repo, folder: &Path, compute_cap: &str) -> anyhow::Result<()> {
+fn build(repo: &Repo, folder: &Path, compute_cap: &str) -> anyhow::Result<()> {
     let toolkit = Toolkit::to_build(repo, compute_cap.to_owned())?;
     Programs::build(repo, &toolkit, folder)?;
     eprintln!(
@@ -86,11 +102,14 @@ pub(crate) fn build(repo: &Repo, folder: &Path, compute_cap: &str) -> anyhow::Re
     Ok(())
 }
 
-/// Runs all parts; stops at the first failure.
+/// Runs all parts, stopping at the first failure; or only builds, with `--build-into`.
 ///
 /// # Errors
 /// When there is no GPU, something does not build, or a test fails.
 pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
+    if let Some(folder) = &test.build_into {
+        return build(repo, folder, &test.compute_capability);
+    }
     let gpu = Gpu::find(test.gpu)?;
     eprintln!(
         "{}, compute capability {}",

@@ -52,7 +52,6 @@ mod wheel;
 mod wire_client;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -148,20 +147,7 @@ enum Task {
     ///
     /// They are installed in target/servers, once a version: llama-server is built, the others are large. Needs no GPU. It prints
     /// a table for each, and fails if a row of it does.
-    ServersTest {
-        /// The servers; all without one
-        #[arg(value_enum)]
-        servers: Vec<servers_test::ServerName>,
-        /// Only this; may be repeated
-        #[arg(long, value_enum, value_name = "PART")]
-        only: Vec<servers_test::Part>,
-        /// Only checks of the kit whose ids start with these
-        #[arg(long, value_name = "IDS")]
-        checks: Option<String>,
-        /// The binary [default: target/release/genset]
-        #[arg(long)]
-        binary: Option<PathBuf>,
-    },
+    ServersTest(servers_test::ServersTest),
     /// Run the conformance kit on engines that are built apart, those around mistral.rs and llama.cpp, with small models
     ///
     /// Each is a workspace of its own under engines/, and is built in target/engines: hundreds of packages, or llama.cpp, which take
@@ -205,64 +191,16 @@ enum Task {
     /// installed with apt-get, and the target's standard library with rustup, where they are missing.
     ArmTest,
     /// Test and measure the candle engine on an NVIDIA GPU; fails where there is none
-    GpuTest {
-        /// The GPU's number in nvidia-smi
-        #[arg(long, default_value_t = 0)]
-        gpu: usize,
-        /// What the GPU's memory gives at most, in GB/s, where the GPU is not a known one
-        #[arg(long, value_name = "GB/S")]
-        memory_bandwidth: Option<f64>,
-        /// Tests alone, no figures
-        #[arg(long)]
-        without_bench: bool,
-        /// Build the programs into this folder and run nothing, for a machine that has the GPU and no Rust
-        #[arg(long, value_name = "FOLDER", conflicts_with = "programs")]
-        build_into: Option<PathBuf>,
-        /// The compute capability that `--build-into` builds for, without its point
-        #[arg(
-            long,
-            value_name = "NUMBER",
-            default_value = "90",
-            requires = "build_into"
-        )]
-        compute_capability: String,
-        /// Run the programs that `--build-into` left in this folder
-        #[arg(long, value_name = "FOLDER")]
-        programs: Option<PathBuf>,
-    },
+    GpuTest(gpu_test::GpuTest),
     /// Attack a built genset binary in ways that are known, and show what each attack costs it and other clients
     ///
     /// Every attack has servers of its own, on loopback. It fails if one of them broke a promise: memory beyond 8 times
     /// what was sent and 16 MB, a `/live` that takes long, a stream of another client that does not end well.
-    Attack {
-        /// The binary [default: target/release/genset]
-        #[arg(long)]
-        binary: Option<PathBuf>,
-        /// Print JSON instead of a table
-        #[arg(long)]
-        json: bool,
-        /// Kill a server that takes more memory than this
-        #[arg(long, default_value_t = 4096, value_name = "MIB")]
-        max_memory_mb: u64,
-        /// The longest that `/live` may take
-        #[arg(long, default_value_t = 500, value_name = "MS")]
-        max_stall_ms: u64,
-        /// Attacks whose names begin so; all without one
-        attacks: Vec<String>,
-    },
+    Attack(attack::AttackOptions),
     /// Fuzz every parser that reads what is not trusted, each for a while; needs a C++ compiler
     ///
     /// It fails if an input makes a target panic, take 3 GB, or take 20 seconds, and says where that input lies.
-    Fuzz {
-        /// Seconds for each target
-        #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        seconds: u32,
-        /// Take new inputs into fuzz/corpus, as far as there is room
-        #[arg(long)]
-        keep: bool,
-        /// Targets, such as chat; all without one
-        targets: Vec<String>,
-    },
+    Fuzz(fuzz::FuzzOptions),
     /// Change an engine's code in one place after another, and say which changes the conformance kit does not see
     ///
     /// cargo-mutants makes the changes, in a copy of the tree, and the kit is the only test. Whole, it takes many hours;
@@ -277,40 +215,11 @@ enum Task {
     },
     /// Send a built genset binary many mixed requests, leave a third of them in the middle, and see whether its memory
     /// stays flat after the first tenth
-    Soak {
-        /// The binary [default: target/release/genset]
-        #[arg(long)]
-        binary: Option<PathBuf>,
-        /// Requests in all
-        #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..))]
-        requests: u64,
-        /// Connections at once
-        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=256))]
-        connections: u64,
-        /// Print JSON instead of a table
-        #[arg(long)]
-        json: bool,
-    },
+    Soak(soak::SoakOptions),
     /// Send fleets of real processes many requests while their workers are killed, frozen, drained, cut off, slowed and lose discovery; no answer may be lost
     ///
     /// It needs etcd and nats-server for two of the three fleets. It prints the seed.
-    Chaos {
-        /// Requests to each fleet
-        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-        requests: u64,
-        /// Faults in each fleet, as long as there are requests
-        #[arg(long, default_value_t = 100)]
-        faults: u64,
-        /// Requests at once
-        #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=256))]
-        clients: u64,
-        /// What decides requests and faults [default: another one each time]
-        #[arg(long)]
-        seed: Option<u64>,
-        /// One fleet; all without one
-        #[arg(long, value_parser = chaos::FLEETS)]
-        fleet: Option<String>,
-    },
+    Chaos(chaos::ChaosOptions),
 }
 
 fn main() -> ExitCode {
@@ -369,20 +278,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
             Ok(())
         }
         Task::LlamacppCheck => llamacpp_check::run(&repo),
-        Task::ServersTest {
-            servers,
-            only,
-            checks,
-            binary,
-        } => {
-            let test = servers_test::ServersTest {
-                servers: servers.clone(),
-                parts: only.clone(),
-                checks: checks.clone(),
-                binary: binary.clone(),
-            };
-            servers_test::run(&repo, &test)
-        }
+        Task::ServersTest(test) => servers_test::run(&repo, test),
         Task::EnginesTest { engines } => engines_test::run(&repo, engines),
         Task::RealModelTest => real_model::run(&repo),
         Task::LlamacppBench {
@@ -407,84 +303,12 @@ fn run(task: &Task) -> anyhow::Result<()> {
         }
         Task::CudaCheck => cuda_check::run(&repo),
         Task::ArmTest => arm_test::run(&repo),
-        Task::GpuTest {
-            gpu,
-            memory_bandwidth,
-            without_bench,
-            build_into,
-            compute_capability,
-            programs,
-        } => {
-            if let Some(folder) = build_into {
-                return gpu_test::build(&repo, folder, compute_capability);
-            }
-            let test = gpu_test::GpuTest {
-                gpu: *gpu,
-                memory_bandwidth: *memory_bandwidth,
-                without_bench: *without_bench,
-                programs: programs.clone(),
-            };
-            gpu_test::run(&repo, &test)
-        }
-        Task::Attack {
-            binary,
-            json,
-            max_memory_mb,
-            max_stall_ms,
-            attacks,
-        } => {
-            let options = attack::AttackOptions {
-                binary: binary.clone(),
-                json: *json,
-                only: attacks.clone(),
-                max_memory_mb: *max_memory_mb,
-                max_stall_ms: *max_stall_ms,
-            };
-            attack::run(&repo, &options)
-        }
-        Task::Fuzz {
-            seconds,
-            keep,
-            targets,
-        } => {
-            let options = fuzz::FuzzOptions {
-                seconds: *seconds,
-                keep: *keep,
-                targets: targets.clone(),
-            };
-            fuzz::run(&repo, &options)
-        }
+        Task::GpuTest(test) => gpu_test::run(&repo, test),
+        Task::Attack(options) => attack::run(&repo, options),
+        Task::Fuzz(options) => fuzz::run(&repo, options),
         Task::Mutants { packages, args } => mutants::run(&repo, packages, args),
-        Task::Soak {
-            binary,
-            requests,
-            connections,
-            json,
-        } => {
-            let options = soak::SoakOptions {
-                binary: binary.clone(),
-                requests: *requests,
-                connections: *connections,
-                json: *json,
-            };
-            soak::run(&repo, &options)
-        }
-        Task::Chaos {
-            requests,
-            faults,
-            clients,
-            seed,
-            fleet,
-        } => {
-            let options = chaos::ChaosOptions {
-                requests: *requests,
-                faults: *faults,
-                clients: *clients,
-                seed: *seed,
-                fleet: fleet.clone(),
-            };
-            chaos::run(&repo, &options)
-        }
+        Task::Soak(options) => soak::run(&repo, options),
+        Task::Chaos(options) => chaos::run(&repo, options),
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 use crate::process::run as run_command;
 use crate::python::ensure_python;
@@ -43,16 +43,20 @@ pub(crate) enum Part {
     Kit,
 }
 
-/// What to try.
-#[derive(Debug)]
+// No doc comment: it would replace the help of the task.
+#[derive(Debug, Args)]
 pub(crate) struct ServersTest {
-    /// All where none is named.
+    /// The servers; all without one
+    #[arg(value_enum)]
     pub(crate) servers: Vec<ServerName>,
-    /// All where none is named.
-    pub(crate) parts: Vec<Part>,
-    /// Ids of the kit's checks, or how they begin, with commas between; all where there are none.
+    /// Only this; may be repeated
+    #[arg(long, value_enum, value_name = "PART")]
+    pub(crate) only: Vec<Part>,
+    /// Only checks of the kit whose ids start with these
+    #[arg(long, value_name = "IDS")]
     pub(crate) checks: Option<String>,
-    /// The `genset` to try; the release build if absent.
+    /// The binary [default: target/release/genset]
+    #[arg(long)]
     pub(crate) binary: Option<PathBuf>,
 }
 
@@ -102,7 +106,7 @@ pub(crate) fn run(repo: &Repo, test: &ServersTest) -> anyhow::Result<()> {
                 .arg(&programs)
                 .arg("--out")
                 .arg(folder.join("out"));
-            for part in &test.parts {
+            for part in &test.only {
                 let value = part.to_possible_value();
                 tried.args(value.map(|value| format!("--only={}", value.get_name())));
             }

@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use clap::Args;
 use serde_json::json;
 
 use crate::http::{Connection, Head, Request};
@@ -29,13 +30,20 @@ const SAMPLES: u64 = 100;
 /// The memory in use fluctuates by this much at any time.
 const MIN_TOLERANCE_BYTES: u64 = 16 << 20;
 
-/// How much to send, and to whom.
-#[derive(Debug)]
+// No doc comment: it would replace the help of the task.
+#[derive(Debug, Args)]
 pub(crate) struct SoakOptions {
-    /// The binary; the release build if absent.
+    /// The binary [default: target/release/genset]
+    #[arg(long)]
     pub(crate) binary: Option<PathBuf>,
+    /// Requests in all
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..))]
     pub(crate) requests: u64,
+    /// Connections at once
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(crate) connections: u64,
+    /// Print JSON instead of a table
+    #[arg(long)]
     pub(crate) json: bool,
 }
 
