@@ -89,6 +89,14 @@ impl Artifacts {
         command.args(["test", "--workspace", "--no-run"]);
         command.args(selection);
         eprintln!("$ cargo test --workspace --no-run {}", selection.join(" "));
+        Self::of(&mut command)
+    }
+
+    /// Runs a cargo command that builds; returns what it built.
+    ///
+    /// # Errors
+    /// When something does not build.
+    pub(crate) fn of(command: &mut Command) -> anyhow::Result<Self> {
         let messages = output(command.arg("--message-format=json-render-diagnostics"))?;
         let mut artifacts = Vec::new();
         for message in Message::parse_stream(messages.as_bytes()) {

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
-use cargo_metadata::Message;
 use clap::Args;
 use serde_json::Value;
 
+use crate::artifacts::Artifacts;
 use crate::golden_questions;
 use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
@@ -184,9 +184,14 @@ impl Programs {
         tests.args(["--release", "--no-run", "--package", "genset-engine-candle"]);
         tests.args(["--features", "genset-engine-candle/cuda"]);
         tests.args(["--lib", "--test", "conformance"]);
-        let built = output(tests.arg("--message-format=json-render-diagnostics"))?;
-        for (kind, to) in [("lib", &programs.tests), ("test", &programs.kit)] {
-            fs::copy(test_program(&built, kind)?, to)?;
+        let built = Artifacts::of(&mut tests)?;
+        for (name, to) in [
+            ("genset-engine-candle", &programs.tests),
+            ("genset-engine-candle tests/conformance", &programs.kit),
+        ] {
+            let program = built.tests().find(|program| program.name == name);
+            let program = program.with_context(|| format!("cargo built no tests of {name}"))?;
+            fs::copy(program.command.get_program(), to)?;
         }
         let mut binaries = toolkit.cargo("build");
         binaries.args(["--release", "--package", "genset"]);
@@ -197,20 +202,6 @@ impl Programs {
         fs::copy(release.join("make-model"), &programs.make_model)?;
         Ok(programs)
     }
-}
-
-/// Finds the program with tests of this kind in cargo's build messages.
-fn test_program(built: &str, kind: &str) -> anyhow::Result<PathBuf> {
-    for message in Message::parse_stream(built.as_bytes()) {
-        let Message::CompilerArtifact(artifact) = message? else {
-            continue;
-        };
-        let is_kind = artifact.target.kind.iter().any(|it| it.to_string() == kind);
-        if let (true, Some(program)) = (is_kind, artifact.executable) {
-            return Ok(program.into());
-        }
-    }
-    bail!("cargo built no {kind} with tests")
 }
 
 /// What `nvidia-smi` reports about a GPU.
@@ -550,62 +541,5 @@ mod tests {
         assert!(text.contains("25.0 times one"), "{text}");
         assert!(text.contains("transformers 50, 20.00 times"), "{text}");
         assert!(report(&ours, None, 2.4e9, None).contains("unknown limit"));
-    }
-
-    /// A cargo message about an artifact of `engines/candle` or of a crate beside it.
-    fn built(kind: &str, name: &str, file: &str, is_program: bool) -> String {
-        let file = format!("/repo/target/release/deps/{file}");
-        let executable = is_program.then_some(&file);
-        let message = serde_json::json!({
-            "reason": "compiler-artifact",
-            "package_id": "path+file:///repo/engines/candle#genset-engine-candle@0.1.0",
-            "manifest_path": "/repo/engines/candle/Cargo.toml",
-            "target": {
-                "kind": [kind],
-                "crate_types": [if kind == "lib" { "lib" } else { "bin" }],
-                "name": name,
-                "src_path": "/repo/engines/candle/src/lib.rs",
-                "edition": "2024",
-                "doc": true,
-                "doctest": true,
-                "test": true,
-            },
-            "profile": {
-                "opt_level": "3",
-                "debuginfo": 0,
-                "debug_assertions": false,
-                "overflow_checks": false,
-                "test": is_program,
-            },
-            "features": ["cuda"],
-            "filenames": [file],
-            "executable": executable,
-            "fresh": false,
-        });
-        format!("{message}\n")
-    }
-
-    #[test]
-    fn programs_with_tests_are_told_from_what_else_has_their_name() {
-        let name = "genset_engine_candle";
-        let library = "libgenset_engine_candle-01.rlib";
-        let lines = [
-            built("custom-build", "build-script-build", "build-script", false),
-            built("lib", "genset_conformance", "libconformance-02.rlib", false),
-            // The library that the kit's program links comes before the library's own tests.
-            built("lib", name, library, false),
-            built("lib", name, "genset_engine_candle-03", true),
-            built("test", "conformance", "conformance-04", true),
-        ];
-        let program = |kind: &str| test_program(&lines.concat(), kind).unwrap();
-        let deps = Path::new("/repo/target/release/deps");
-        assert_eq!(program("lib"), deps.join("genset_engine_candle-03"));
-        assert_eq!(program("test"), deps.join("conformance-04"));
-
-        let without_tests = lines[..3].concat();
-        for kind in ["lib", "test"] {
-            let problem = test_program(&without_tests, kind).unwrap_err().to_string();
-            assert_eq!(problem, format!("cargo built no {kind} with tests"));
-        }
     }
 }
