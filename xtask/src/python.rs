@@ -12,9 +12,7 @@ use anyhow::{Context as _, bail};
 
 use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
-
-/// The command that installs Python on Debian. We run it ourselves if we may.
-const INSTALL_PYTHON: [&str; 4] = ["install", "--yes", "python3", "python3-venv"];
+use crate::system_packages::install;
 
 /// The Python of `target/NAME`, with exactly the pinned requirements installed, including the modules `imports`.
 ///
@@ -77,19 +75,7 @@ pub(crate) fn ensure_python() -> anyhow::Result<()> {
     if has_python() {
         return Ok(());
     }
-    let may_install = succeeds(Command::new("apt-get").arg("--version")) && is_root();
-    if !may_install {
-        bail!(
-            "python3 with venv is missing; run: sudo apt-get {}",
-            INSTALL_PYTHON.join(" ")
-        );
-    }
-    run_command(Command::new("apt-get").arg("update"))?;
-    run_command(
-        Command::new("apt-get")
-            .args(INSTALL_PYTHON)
-            .env("DEBIAN_FRONTEND", "noninteractive"),
-    )?;
+    install(&["python3", "python3-venv"]).context("python3 with venv is missing")?;
     if !has_python() {
         bail!(
             "apt-get installed python3 and python3-venv, and `python3 -c 'import ensurepip, venv'` still fails"
@@ -130,8 +116,4 @@ pub(crate) fn path_without_shim(repo: &Repo) -> anyhow::Result<Option<OsString>>
     let folders = std::iter::once(folder).chain(env::split_paths(&path));
     let path = env::join_paths(folders).context("the checkout's path has a colon in it")?;
     Ok(Some(path))
-}
-
-fn is_root() -> bool {
-    output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
