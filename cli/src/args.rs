@@ -112,6 +112,22 @@ enum CliCommand {
     /// Run an engine behind an input
     #[command(after_help = RUN_HELP, disable_help_flag = true)]
     Run(Box<RunArgs>),
+    #[command(flatten)]
+    Tool(Tool),
+    /// Check a file of settings
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Print a script that completes commands and flags in a shell
+    Completions(CompletionsArgs),
+    /// Write man pages
+    Man(ManArgs),
+}
+
+// What needs nothing of `genset run`. A doc comment would replace the description of the program.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Tool {
     /// Check whether an engine keeps the contract
     #[command(after_help = conform::HELP)]
     Conform {
@@ -137,15 +153,6 @@ enum CliCommand {
     /// Ask workers to sleep, to wake, to take an adapter, and more
     #[command(after_help = fleet::CONTROL_HELP)]
     Control(Box<ControlArgs>),
-    /// Check a file of settings
-    Config {
-        #[command(subcommand)]
-        command: ConfigCommand,
-    },
-    /// Print a script that completes commands and flags in a shell
-    Completions(CompletionsArgs),
-    /// Write man pages
-    Man(ManArgs),
     /// Make an API key, and the lines for the file of --api-keys
     Key {
         /// What metrics and logs call the key
@@ -274,24 +281,7 @@ pub(crate) enum Command {
     Run(Box<RunConfig>),
     /// Print this, and exit.
     Print(String),
-    Conform(Box<ConformCommand>),
-    Bench(BenchCommand),
-    /// Become a module of the Python package.
-    Python {
-        module: &'static str,
-        arguments: Vec<OsString>,
-    },
-    Simulate(Box<SimulateArgs>),
-    Pull(PullArgs),
-    List(ListArgs),
-    Rm(RmArgs),
-    Doctor(Box<DoctorArgs>),
-    Tune(TuneArgs),
-    Models(Box<ModelsArgs>),
-    Top(Box<TopArgs>),
-    Control(Box<ControlArgs>),
-    /// Make an API key with this name.
-    Key(String),
+    Tool(Tool),
 }
 
 /// Reads the command line, the environment and the file.
@@ -307,20 +297,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     let matches = matches_of(&grammar_of_layer(command()), &given)?;
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
-        CliCommand::Conform { command } => return Ok(Command::Conform(command)),
-        CliCommand::Bench { command } => return Ok(Command::Bench(command)),
-        CliCommand::Simulate(args) => return Ok(Command::Simulate(args)),
-        CliCommand::Pull(args) => return Ok(Command::Pull(args)),
-        CliCommand::List(args) => return Ok(Command::List(args)),
-        CliCommand::Rm(args) => return Ok(Command::Rm(args)),
-        CliCommand::Serve { arguments } => return Ok(python("genset.serve", arguments)),
-        CliCommand::Deploy { arguments } => return Ok(python("genset.deploy", arguments)),
-        CliCommand::Offer { arguments } => return Ok(python("genset.offer", arguments)),
-        CliCommand::Doctor(args) => return Ok(Command::Doctor(args)),
-        CliCommand::Tune(args) => return Ok(Command::Tune(args)),
-        CliCommand::Models(args) => return Ok(Command::Models(args)),
-        CliCommand::Top(args) => return Ok(Command::Top(args)),
-        CliCommand::Control(args) => return Ok(Command::Control(args)),
+        CliCommand::Tool(tool) => return Ok(Command::Tool(tool)),
         CliCommand::Completions(args) => {
             return Ok(Command::Print(help::completions(command(), &args)));
         }
@@ -329,7 +306,6 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
             let ConfigCommand::Check { file } = command;
             return check_file(&file).map(Command::Print);
         }
-        CliCommand::Key { name } => return Ok(Command::Key(name)),
         CliCommand::Run(_) => {}
     }
     let mut read = read(command(), given)?;
@@ -354,11 +330,6 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         }
         None => Command::Run(Box::new(config)),
     })
-}
-
-/// A command that runs a module of the Python package.
-fn python(module: &'static str, arguments: Vec<OsString>) -> Command {
-    Command::Python { module, arguments }
 }
 
 /// Reads a file as `genset run --config` does, and checks what would run with no other settings. Ignores variables, because the

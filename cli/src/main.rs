@@ -17,10 +17,11 @@ mod simulate;
 mod tune;
 mod urls;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use args::Command;
+use args::{Command, Tool};
 use genset_backend_common::{EngineError, ErrorKind};
 
 #[global_allocator]
@@ -54,30 +55,41 @@ fn perform(command: Command) -> u8 {
             input::print(&text);
             0
         }
-        Command::Conform(command) => coded(conform::perform(*command)),
-        Command::Bench(command) => coded(bench::perform(&command)),
-        Command::Simulate(args) => coded(simulate::perform(&args)),
-        Command::Pull(args) => hub::pull(&args).unwrap_or_else(|error| failed(&error)),
-        Command::List(args) => coded(hub::list(&args)),
-        Command::Doctor(args) => coded(doctor::perform(&args)),
-        Command::Tune(args) => coded(tune::perform(&args)),
-        Command::Rm(args) => coded(hub::rm(&args)),
-        Command::Models(args) => fleet::models(&args).unwrap_or_else(|error| failed(&error)),
-        Command::Top(args) => fleet::top(&args).unwrap_or_else(|error| failed(&error)),
-        Command::Control(args) => fleet::control(&args).unwrap_or_else(|error| failed(&error)),
-        Command::Key(name) => {
+        Command::Tool(tool) => perform_tool(tool),
+        Command::Run(config) => run(*config),
+    }
+}
+
+fn perform_tool(tool: Tool) -> u8 {
+    match tool {
+        Tool::Conform { command } => coded(conform::perform(*command)),
+        Tool::Bench { command } => coded(bench::perform(&command)),
+        Tool::Simulate(args) => coded(simulate::perform(&args)),
+        Tool::Pull(args) => hub::pull(&args).unwrap_or_else(|error| failed(&error)),
+        Tool::List(args) => coded(hub::list(&args)),
+        Tool::Doctor(args) => coded(doctor::perform(&args)),
+        Tool::Tune(args) => coded(tune::perform(&args)),
+        Tool::Rm(args) => coded(hub::rm(&args)),
+        Tool::Models(args) => fleet::models(&args).unwrap_or_else(|error| failed(&error)),
+        Tool::Top(args) => fleet::top(&args).unwrap_or_else(|error| failed(&error)),
+        Tool::Control(args) => fleet::control(&args).unwrap_or_else(|error| failed(&error)),
+        Tool::Key { name } => {
             let (key, lines) = genset_frontend::keys::new_key(&name);
             input::print(&format!(
                 "The key, for its owner; it is shown this once:\n\n{key}\n\nFor the file of --api-keys:\n\n{lines}"
             ));
             0
         }
-        Command::Python { module, arguments } => {
-            input::complain(python::become_module(module, &arguments));
-            USAGE_ERROR
-        }
-        Command::Run(config) => run(*config),
+        Tool::Serve { arguments } => python("genset.serve", &arguments),
+        Tool::Deploy { arguments } => python("genset.deploy", &arguments),
+        Tool::Offer { arguments } => python("genset.offer", &arguments),
     }
+}
+
+/// Becomes a module of the Python package; returns only if it cannot.
+fn python(module: &str, arguments: &[OsString]) -> u8 {
+    input::complain(python::become_module(module, arguments));
+    USAGE_ERROR
 }
 
 /// The exit code of a command; prints its error.

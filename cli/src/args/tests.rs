@@ -7,26 +7,10 @@ fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
     let read = read(command(), words.map(OsString::from).collect())?;
     match Cli::from_arg_matches(&read.matches).unwrap().command {
         CliCommand::Run(args) => check(*args, &read.settings, HubModels::Leave),
-        CliCommand::Conform { .. }
-        | CliCommand::Bench { .. }
-        | CliCommand::Simulate(_)
-        | CliCommand::Pull(_)
-        | CliCommand::List(_)
-        | CliCommand::Rm(_)
-        | CliCommand::Serve { .. }
-        | CliCommand::Deploy { .. }
-        | CliCommand::Offer { .. }
-        | CliCommand::Doctor(_)
-        | CliCommand::Tune(_)
-        | CliCommand::Models(_)
-        | CliCommand::Top(_)
-        | CliCommand::Control(_)
+        CliCommand::Tool(_)
         | CliCommand::Config { .. }
         | CliCommand::Completions(_)
-        | CliCommand::Man(_)
-        | CliCommand::Key { .. } => {
-            panic!("the words say run")
-        }
+        | CliCommand::Man(_) => panic!("the words say run"),
     }
 }
 
