@@ -17,6 +17,7 @@ use genset_runtime::{NetworkArgs, StatusArgs};
 
 use crate::args::HttpArgs;
 use crate::input::print;
+use crate::threads;
 pub(crate) use finding::HELP;
 use finding::{Finding, Level, in_json, in_words};
 
@@ -44,14 +45,7 @@ pub(crate) struct DoctorArgs {
 /// # Errors
 /// When the async runtime cannot be started.
 pub(crate) fn perform(args: &DoctorArgs) -> Result<u8, EngineError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
-    let runtime = runtime.map_err(|error| {
-        EngineError::internal(format!("the async runtime cannot be started: {error}"))
-            .with_source(error)
-    })?;
+    let runtime = threads::two()?;
     let findings = runtime.block_on(look(args));
     // A hanging program must not block this one.
     runtime.shutdown_background();

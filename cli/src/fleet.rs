@@ -15,6 +15,8 @@ pub(crate) use control::{ControlArgs, HELP as CONTROL_HELP, control};
 pub(crate) use models::{ModelsArgs, models};
 pub(crate) use top::{TopArgs, top, unanswered};
 
+use crate::threads;
+
 /// The time limit for finding workers.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -30,15 +32,7 @@ fn with_runtime<T>(
     ask: impl AsyncFnOnce(&Runtime) -> Result<T, EngineError>,
 ) -> Result<T, EngineError> {
     check_directory(network)?;
-    let threads = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
-    let threads = threads.map_err(|error| {
-        EngineError::internal(format!("the async runtime cannot be started: {error}"))
-            .with_source(error)
-    })?;
-    threads.block_on(async {
+    threads::two()?.block_on(async {
         let runtime = network.runtime(Reach::OtherProcesses).await?;
         let answer = ask(&runtime).await;
         runtime.shutdown().await;

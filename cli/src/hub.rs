@@ -14,6 +14,7 @@ use genset_runtime::WorkerArgs;
 use crate::args::{EngineArgs, EngineKind, OutputKind};
 use crate::engine::apart::Apart;
 use crate::input::note;
+use crate::threads;
 
 pub(crate) use commands::{ListArgs, PullArgs, RmArgs, list, pull, rm};
 use shown::Shown;
@@ -125,11 +126,7 @@ fn local(at: &'static str, path: &Path, needs: Needs) -> Result<PathBuf, EngineE
 fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, EngineError> {
     let bad = |error: &dyn std::fmt::Display| EngineError::invalid_argument(at, error);
     let hub = hub().map_err(|error| bad(&error))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
-    let runtime = runtime.map_err(|error| bad(&error))?;
+    let runtime = threads::two()?;
     let shown = Shown::new(model);
     let fetched = runtime.block_on(hub.fetch(model, needs, &shown));
     shown.finish();

@@ -14,6 +14,7 @@ mod python;
 mod results;
 mod signals;
 mod simulate;
+mod threads;
 mod tune;
 mod urls;
 
@@ -119,13 +120,10 @@ fn run(config: args::RunConfig) -> u8 {
     if let Some(remark) = config.remark {
         tracing::warn!("{remark}");
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match threads::of_every_core() {
         Ok(runtime) => runtime,
         Err(error) => {
-            input::complain(format_args!("the async runtime cannot be started: {error}"));
+            input::complain(error);
             return FAILED;
         }
     };

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::progress::Progress;
 use crate::hub;
 use crate::input::print;
+use crate::threads;
 use load::Load;
 
 #[derive(Debug, Clone, Args)]
@@ -88,12 +89,7 @@ pub(super) fn perform(args: &EngineBenchArgs) -> Result<(), EngineError> {
     let mut args = args.clone();
     args.model = hub::of_candle(&args.model)?;
     hub::bring_draft(&mut args.candle)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| {
-            EngineError::internal("the async runtime cannot be started").with_source(error)
-        })?;
+    let runtime = threads::of_every_core()?;
     let measured = runtime.block_on(measure(&args))?;
     if args.json {
         let text = serde_json::to_string_pretty(&measured).map_err(|error| {

@@ -21,6 +21,7 @@ use genset_simulate::{Load, Single};
 use crate::input::{escaped, note, print};
 use crate::results;
 use crate::simulate::{LoadArgs, LoadKind};
+use crate::threads;
 use client::Client;
 use drive::{Arrivals, Measured, Plan, drive};
 use report::{Report, Row};
@@ -141,12 +142,7 @@ impl From<String> for Key {
 /// # Errors
 /// `InvalidArgument`: a flag or a file is wrong, or a server cannot be measured; says what to do.
 pub(super) fn perform(args: &ServeBenchArgs) -> Result<u8, EngineError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| {
-            EngineError::internal("the async runtime cannot be started").with_source(error)
-        })?;
+    let runtime = threads::of_every_core()?;
     if let Some(path) = &args.plot {
         results::check("--plot", path)?;
     }

@@ -29,6 +29,7 @@ use crate::engine::{self, scripted::Parts};
 use crate::hub;
 use crate::input::{escaped, print};
 use crate::results;
+use crate::threads;
 
 /// Pause before each token under test, in milliseconds. The clock is paused, so this takes no real time, but answers take long
 /// enough to be cancelled.
@@ -197,12 +198,7 @@ fn remote(
 }
 
 fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| {
-            EngineError::internal("the async runtime cannot be started").with_source(error)
-        })?;
+    let runtime = threads::this_one()?;
     runtime.block_on(async {
         engine.start(StartContext::detached(1)).await?;
         engine.cleanup().await

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::SubjectArgs;
 use super::run::BoxFactory;
 use crate::bench::serve::client::Lines;
+use crate::threads;
 use crate::urls::without_password;
 
 /// The context length assumed for a server that does not report one. The kit's requests fit into it.
@@ -86,12 +87,7 @@ pub(super) fn factory(subject: &SubjectArgs, url: &str) -> Result<BoxFactory, En
         key: subject.api_key.as_ref().map(|key| key.0.clone()),
         model: subject.url_model.clone(),
     });
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| {
-            EngineError::internal("the async runtime cannot be started").with_source(error)
-        })?;
+    let runtime = threads::this_one()?;
     let (model, context) = runtime.block_on(server.meet())?;
     let max_num_seqs = subject.max_num_seqs.map(NonZeroU32::get);
     Ok(Box::new(move |scenario| {
