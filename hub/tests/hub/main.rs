@@ -54,6 +54,13 @@ fn settings(hub: &FakeHub, cache: &Path) -> HubSettings {
     }
 }
 
+fn offline(hub: &FakeHub, cache: &Path) -> HubSettings {
+    HubSettings {
+        is_offline: true,
+        ..settings(hub, cache)
+    }
+}
+
 async fn with_settings(
     settings: HubSettings,
     model: &str,
@@ -63,8 +70,18 @@ async fn with_settings(
     Hub::new(settings).fetch(&model, needs, &Silent).await
 }
 
+async fn weights(settings: HubSettings, model: &str) -> Result<Fetched, HubError> {
+    with_settings(settings, model, Needs::Weights).await
+}
+
 async fn fetch(hub: &FakeHub, cache: &TempDir, needs: Needs) -> Result<Fetched, HubError> {
     with_settings(settings(hub, cache.path()), "org/model", needs).await
+}
+
+#[track_caller]
+fn assert_whole(fetched: &Fetched) {
+    let weights = fs::read(fetched.path.join("model.safetensors")).unwrap();
+    assert_eq!(weights, WEIGHTS);
 }
 
 fn folder() -> TempDir {
@@ -78,10 +95,7 @@ async fn a_model_lies_in_the_cache_as_the_hubs_own_tools_put_it() {
     let repo = cache.path().join("models--org--model");
     assert_eq!(fetched.path, repo.join("snapshots").join(COMMIT));
     assert_eq!(fs::read(fetched.path.join("config.json")).unwrap(), CONFIG);
-    assert_eq!(
-        fs::read(fetched.path.join("model.safetensors")).unwrap(),
-        WEIGHTS
-    );
+    assert_whole(&fetched);
     assert!(
         !fetched.path.join("README.md").exists(),
         "only what is needed"
@@ -134,8 +148,7 @@ async fn a_cut_download_goes_on_where_it_stood() {
     ];
     hub.fail("model.safetensors", &faults);
     let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
-    let weights = fs::read(fetched.path.join("model.safetensors")).unwrap();
-    assert_eq!(weights, WEIGHTS);
+    assert_whole(&fetched);
     let downloads = hub.downloads().into_iter();
     let ranges = downloads.filter(|(path, ..)| path.ends_with("safetensors"));
     let ranges: Vec<_> = ranges
@@ -208,10 +221,7 @@ async fn a_server_without_ranges_begins_anew() {
     let (hub, cache) = (FakeHub::start(FILES).await, folder());
     hub.fail("model.safetensors", &[Fault::Cut(40_000), Fault::NoRanges]);
     let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
-    assert_eq!(
-        fs::read(fetched.path.join("model.safetensors")).unwrap(),
-        WEIGHTS
-    );
+    assert_whole(&fetched);
 }
 
 #[tokio::test]
@@ -262,10 +272,7 @@ async fn several_at_once_download_once() {
     let (hub, cache) = (FakeHub::start(FILES).await, folder());
     let all = (0..4).map(|_| fetch(&hub, &cache, Needs::Weights));
     for fetched in futures_util::future::join_all(all).await {
-        assert_eq!(
-            fs::read(fetched.unwrap().path.join("model.safetensors")).unwrap(),
-            WEIGHTS
-        );
+        assert_whole(&fetched.unwrap());
     }
     assert_eq!(hub.downloads().len(), 3, "each file once");
 }
@@ -274,7 +281,7 @@ async fn several_at_once_download_once() {
 async fn refusals_say_what_to_do() {
     let (hub, cache) = (FakeHub::start(FILES).await, folder());
     let ask = async |model: &str| {
-        let error = with_settings(settings(&hub, cache.path()), model, Needs::Weights).await;
+        let error = weights(settings(&hub, cache.path()), model).await;
         error.unwrap_err().to_string()
     };
     let missing = ask("org/nothing").await;
@@ -328,9 +335,7 @@ async fn a_gated_model_wants_a_token_which_no_other_host_sees() {
         token: Some(token.into()),
         ..settings(&hub, cache.path())
     };
-    let error = with_settings(with("hf_bad"), "org/model", Needs::Weights)
-        .await
-        .unwrap_err();
+    let error = weights(with("hf_bad"), "org/model").await.unwrap_err();
     assert!(
         matches!(
             error,
@@ -341,9 +346,7 @@ async fn a_gated_model_wants_a_token_which_no_other_host_sees() {
         ),
         "{error}"
     );
-    with_settings(with("hf_good"), "org/model", Needs::Weights)
-        .await
-        .unwrap();
+    weights(with("hf_good"), "org/model").await.unwrap();
     let downloads = hub.downloads();
     assert_eq!(downloads.len(), 3);
     assert!(
@@ -356,18 +359,11 @@ async fn a_gated_model_wants_a_token_which_no_other_host_sees() {
 async fn what_is_there_does_without_the_hub() {
     let cache = folder();
     let hub = FakeHub::start(FILES).await;
-    let offline = HubSettings {
-        is_offline: true,
-        ..settings(&hub, cache.path())
-    };
-    let error = with_settings(offline.clone(), "org/model", Needs::Weights)
-        .await
-        .unwrap_err();
+    let alone = offline(&hub, cache.path());
+    let error = weights(alone.clone(), "org/model").await.unwrap_err();
     assert!(matches!(error, HubError::Offline { .. }), "{error}");
     fetch(&hub, &cache, Needs::Config).await.unwrap();
-    let error = with_settings(offline.clone(), "org/model", Needs::Weights)
-        .await
-        .unwrap_err();
+    let error = weights(alone.clone(), "org/model").await.unwrap_err();
     assert!(
         matches!(error, HubError::Offline { .. }),
         "its weights are not there: {error}"
@@ -375,17 +371,10 @@ async fn what_is_there_does_without_the_hub() {
     let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
     let seen = hub.shared.lock().seen.len();
     for model in ["org/model".to_owned(), format!("org/model@{COMMIT}")] {
-        let known = with_settings(offline.clone(), &model, Needs::Weights)
-            .await
-            .unwrap();
+        let known = weights(alone.clone(), &model).await.unwrap();
         assert_eq!(known.path, fetched.path);
     }
-    let fixed = with_settings(
-        settings(&hub, cache.path()),
-        &format!("org/model@{COMMIT}"),
-        Needs::Weights,
-    )
-    .await;
+    let fixed = weights(settings(&hub, cache.path()), &format!("org/model@{COMMIT}")).await;
     assert!(fixed.unwrap().stale.is_none());
     assert_eq!(hub.shared.lock().seen.len(), seen, "a commit never changes");
     hub.fail("api", &[Fault::Status(503, "", None); 3]);
@@ -437,12 +426,12 @@ async fn an_older_commit_that_is_whole_does_while_the_newest_cannot_come() {
     let online = settings(&hub, cache.path());
     hub.fail("api", &unreachable);
     let named = format!("org/model@{COMMIT}");
-    let error = with_settings(online, &named, Needs::Weights).await;
+    let error = weights(online, &named).await;
     assert!(error.unwrap_err().is_passing());
     // Nor any commit for a revision that was never here.
     hub.fail("api", &unreachable);
     let online = settings(&hub, cache.path());
-    let error = with_settings(online, "org/model@v2", Needs::Weights).await;
+    let error = weights(online, "org/model@v2").await;
     assert!(error.unwrap_err().is_passing());
     fs::write(repo.join("refs/v1"), OLDER).unwrap();
     hub.fail("api", &unreachable);
@@ -484,10 +473,7 @@ async fn a_commit_that_came_in_part_is_not_taken_for_whole() {
     let (hub, cache) = (FakeHub::start(SHARDED).await, folder());
     let model = format!("org/model@{COMMIT}");
     let online = settings(&hub, cache.path());
-    let offline = HubSettings {
-        is_offline: true,
-        ..online.clone()
-    };
+    let alone = offline(&hub, cache.path());
     stopped_midway(&hub, &cache).await;
     let lists = cache.path().join("models--org--model/.files");
     for has_list in [true, false] {
@@ -495,16 +481,16 @@ async fn a_commit_that_came_in_part_is_not_taken_for_whole() {
             // As an older version left it.
             fs::remove_dir_all(&lists).unwrap();
         }
-        let error = with_settings(offline.clone(), &model, Needs::Weights).await;
+        let error = weights(alone.clone(), &model).await;
         let error = error.unwrap_err();
         assert!(matches!(error, HubError::Offline { .. }), "{error}");
         hub.fail(SHARDED[2].0, &[Fault::Status(404, "", None); 8]);
-        let error = with_settings(online.clone(), &model, Needs::Weights).await;
+        let error = weights(online.clone(), &model).await;
         let error = error.unwrap_err();
         assert!(matches!(error, HubError::BadAnswer { .. }), "{error}");
         hub.fail(SHARDED[2].0, &[]);
     }
-    let fetched = with_settings(online, &model, Needs::Weights).await.unwrap();
+    let fetched = weights(online, &model).await.unwrap();
     for (path, content) in SHARDED {
         assert_eq!(fs::read(fetched.path.join(path)).unwrap(), *content);
     }
@@ -515,19 +501,16 @@ async fn a_commit_that_another_tool_fetched_is_asked_for_once() {
     let (hub, cache) = (FakeHub::start(SHARDED).await, folder());
     let model = format!("org/model@{COMMIT}");
     let online = settings(&hub, cache.path());
-    let offline = HubSettings {
-        is_offline: true,
-        ..online.clone()
-    };
-    let fetched = with_settings(online.clone(), &model, Needs::Weights).await;
+    let alone = offline(&hub, cache.path());
+    let fetched = weights(online.clone(), &model).await;
     let path = fetched.unwrap().path;
     // Other tools leave no list.
     fs::remove_dir_all(cache.path().join("models--org--model/.files")).unwrap();
-    let known = with_settings(offline, &model, Needs::Weights).await;
+    let known = weights(alone, &model).await;
     assert_eq!(known.unwrap().path, path);
     let (downloads, seen) = (hub.downloads().len(), hub.shared.lock().seen.len());
     for _ in 0..2 {
-        let known = with_settings(online.clone(), &model, Needs::Weights).await;
+        let known = weights(online.clone(), &model).await;
         assert_eq!(known.unwrap().path, path);
         assert_eq!(hub.shared.lock().seen.len(), seen + 1, "the list, once");
     }
@@ -542,11 +525,8 @@ async fn a_model_in_one_file_is_whole_beside_an_old_list_of_shards() {
     fetch(&hub, &cache, Needs::Weights).await.unwrap();
     // Other tools leave no list of the files.
     fs::remove_dir_all(cache.path().join("models--org--model/.files")).unwrap();
-    let offline = HubSettings {
-        is_offline: true,
-        ..settings(&hub, cache.path())
-    };
-    let fetched = with_settings(offline, "org/model", Needs::Weights).await;
+    let alone = offline(&hub, cache.path());
+    let fetched = weights(alone, "org/model").await;
     assert!(fetched.is_ok(), "{fetched:?}");
 }
 
@@ -569,9 +549,7 @@ async fn a_silent_hub_is_given_up() {
         silence: Duration::from_millis(100),
         ..settings(&hub, cache.path())
     };
-    let error = with_settings(impatient, "org/model", Needs::Weights)
-        .await
-        .unwrap_err();
+    let error = weights(impatient, "org/model").await.unwrap_err();
     assert!(matches!(error, HubError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("silent for too long"), "{error}");
 }
