@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
 use crate::support::{Server, done_events, finish_reason, run, text_of, tiny_chat};
+use crate::worker::Worker;
 
 async fn ask(server: &Server) -> Vec<Value> {
     ask_with(server, json!({})).await
@@ -23,6 +24,29 @@ async fn ask_with(server: &Server, genset: Value) -> Vec<Value> {
     done_events(&answer.response().await.body)
 }
 
+/// A worker with these settings, and a frontend that knows what it has.
+async fn started(settings: &str) -> (Fleet, Worker, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mocker_args.json");
+    std::fs::write(&path, settings).unwrap();
+    let (model, path) = (
+        tiny_chat().display().to_string(),
+        path.display().to_string(),
+    );
+    let words = [
+        "in=dyn://dynamo.mocker.generate",
+        "out=mocker",
+        "--model-path",
+        &model,
+        "--extra-engine-args",
+        &path,
+    ];
+    let fleet = Fleet::new();
+    let worker = fleet.worker_of(&words, &[]).await;
+    let frontend = fleet.frontend(&[("GENSET_ROUTER_MODE", "kv")]).await;
+    (fleet, worker, frontend)
+}
+
 fn usage(events: &[Value]) -> &Value {
     let last = events.last().expect("an event");
     &last["usage"]
@@ -30,22 +54,7 @@ fn usage(events: &[Value]) -> &Value {
 
 #[tokio::test]
 async fn the_example_of_the_guide_runs() {
-    let folder = tempfile::tempdir().unwrap();
-    let settings = folder.path().join("mocker_args.json");
-    std::fs::write(&settings, "{\"speedup_ratio\": 10.0}\n").unwrap();
-    let (model, settings) = (tiny_chat(), settings.display().to_string());
-    let model = model.display().to_string();
-    let words = [
-        "in=dyn://dynamo.mocker.generate",
-        "out=mocker",
-        "--model-path",
-        &model,
-        "--extra-engine-args",
-        &settings,
-    ];
-    let fleet = Fleet::new();
-    let worker = fleet.worker_of(&words, &[]).await;
-    let frontend = fleet.frontend(&[("GENSET_ROUTER_MODE", "kv")]).await;
+    let (_fleet, worker, frontend) = started("{\"speedup_ratio\": 10.0}\n").await;
 
     let first = ask(&frontend).await;
     assert_eq!(finish_reason(&first), Some("length"));
@@ -71,22 +80,8 @@ async fn the_example_of_the_guide_runs() {
 
 #[tokio::test]
 async fn a_prompt_goes_to_the_rank_that_has_it_or_to_the_one_it_names() {
-    let folder = tempfile::tempdir().unwrap();
-    let settings = folder.path().join("mocker_args.json");
-    std::fs::write(&settings, "{\"speedup_ratio\": 10.0, \"dp_size\": 4}\n").unwrap();
-    let settings = settings.display().to_string();
-    let model = tiny_chat().display().to_string();
-    let words = [
-        "in=dyn://dynamo.mocker.generate",
-        "out=mocker",
-        "--model-path",
-        &model,
-        "--extra-engine-args",
-        &settings,
-    ];
-    let fleet = Fleet::new();
-    let worker = fleet.worker_of(&words, &[]).await;
-    let frontend = fleet.frontend(&[("GENSET_ROUTER_MODE", "kv")]).await;
+    let settings = "{\"speedup_ratio\": 10.0, \"dp_size\": 4}\n";
+    let (_fleet, worker, frontend) = started(settings).await;
     let cached = |events: &[Value]| {
         let details = &usage(events)["prompt_tokens_details"];
         details["cached_tokens"].as_u64().unwrap()
