@@ -29,8 +29,7 @@ fn golden() -> Vec<Case> {
 
 async fn chat(server: &Server, mut body: Value) -> Value {
     body["model"] = "tiny-chat".into();
-    let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
-    let answer = exchange.response().await;
+    let answer = server.ask("/v1/chat/completions", &body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     serde_json::from_str(&answer.body).expect("JSON")
 }
@@ -101,8 +100,7 @@ async fn a_gguf_file_gives_engines_without_weights_their_tokens() {
     ] {
         let server = Server::start(&[output, file, "--model-name", "m"]).await;
         let body = json!({"model": "m", "prompt": "Hello you there", "max_tokens": 2});
-        let exchange = server.post("/v1/completions", &body.to_string()).await;
-        let answer = exchange.response().await;
+        let answer = server.ask("/v1/completions", &body).await;
         let is_whole = answer.body.contains(r#""completion_tokens":2"#);
         assert!(is_whole, "{output}: {}{}", answer.body, server.log());
         server.stop().await;
@@ -190,10 +188,7 @@ async fn an_answer_keeps_to_its_schema() {
     let broken = json!({
         "model": "tiny-chat", "messages": messages, "guided_regex": "(",
     });
-    let exchange = server
-        .post("/v1/chat/completions", &broken.to_string())
-        .await;
-    let refused = exchange.response().await;
+    let refused = server.ask("/v1/chat/completions", &broken).await;
     assert_eq!(refused.status, 400, "{}", refused.body);
     assert!(refused.body.contains("guided_regex"), "{}", refused.body);
     server.stop().await;
@@ -275,8 +270,8 @@ async fn a_model_without_a_chat_template_goes_on_from_the_text() {
     let prompt = "The capital of France";
     let server = Server::start(&["out=candle", base]).await;
     let body = json!({"model": "base", "prompt": prompt, "max_tokens": 256});
-    let exchange = server.post("/v1/completions", &body.to_string()).await;
-    let answer: Value = serde_json::from_str(&exchange.response().await.body).expect("JSON");
+    let answer = server.ask("/v1/completions", &body).await;
+    let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
     let text = answer["choices"][0]["text"].as_str().expect("a text");
     server.stop().await;
     assert!(!text.trim().is_empty());
@@ -298,8 +293,7 @@ fn encoder(name: &str) -> String {
 }
 
 async fn ask(server: &Server, path: &str, body: &Value) -> (u16, Value) {
-    let exchange = server.post(path, &body.to_string()).await;
-    let answer = exchange.response().await;
+    let answer = server.ask(path, body).await;
     let body = serde_json::from_str(&answer.body).expect("JSON");
     (answer.status, body)
 }

@@ -333,11 +333,7 @@ async fn the_echo_engines_answer_as_the_guide_asks_them() {
     let server = Server::spawn(command).await;
     let models: Value = serde_json::from_str(&server.get("/v1/models").await.body).expect("JSON");
     let body = json!({"model": models["data"][0]["id"], "messages": [{"role": "user", "content": "Hello there"}]});
-    let answer = server
-        .post("/v1/chat/completions", &body.to_string())
-        .await
-        .response()
-        .await;
+    let answer = server.ask("/v1/chat/completions", &body).await;
     assert!(answer.body.contains("Hello there"), "{}", answer.body);
     server.stop().await;
     let server = machine

@@ -86,7 +86,7 @@ async fn a_model_folder_is_served_under_the_name_it_is_given() {
     let (path, body) = command_shown(&mut server).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(body["model"], "mine");
-    let response = server.post(&path, &body.to_string()).await.response().await;
+    let response = server.ask(&path, &body).await;
     assert_eq!(finish_reason(&done_events(&response.body)), Some("length"));
     let models: Value = serde_json::from_str(&server.get("/v1/models").await.body).unwrap();
     assert_eq!(models["data"][0]["max_model_len"], 512);
@@ -137,7 +137,7 @@ async fn clients_write_no_lines_of_their_own_into_the_log() {
             ("/v1/embeddings", &input),
             ("/tokenize", &input),
         ] {
-            let response = server.post(path, &body.to_string()).await.response().await;
+            let response = server.ask(path, body).await;
             assert!((400..500).contains(&response.status), "{}", response.body);
         }
     }

@@ -20,8 +20,7 @@ async fn chat(server: Server, model: &str) -> Value {
         "temperature": 0,
         "messages": [{"role": "user", "content": "Hello you there"}],
     });
-    let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
-    let answer = exchange.response().await;
+    let answer = server.ask("/v1/chat/completions", &body).await;
     assert_eq!(answer.status, 200, "{}{}", answer.body, server.log());
     server.stop().await;
     serde_json::from_str(&answer.body).unwrap()
@@ -78,10 +77,7 @@ async fn decided(frontend: &Server, rank: Option<u32>) -> (Value, u64) {
         "max_tokens": 5,
         "messages": [{"role": "user", "content": "a question of some length, so that it has a few blocks ".repeat(8)}],
     });
-    let exchange = frontend
-        .post("/v1/chat/completions", &body.to_string())
-        .await;
-    let answer = exchange.response().await;
+    let answer = frontend.ask("/v1/chat/completions", &body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     let answer: Value = serde_json::from_str(&answer.body).unwrap();
     let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();

@@ -7,7 +7,7 @@ use tempfile::NamedTempFile;
 
 use crate::fleet::Fleet;
 use crate::support::{
-    Ended, Response, Server, done_events, finish_reason, genset, run, run_with, text_of, tiny_chat,
+    Ended, Server, done_events, finish_reason, genset, run, run_with, text_of, tiny_chat,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -93,13 +93,9 @@ fn with(mut body: Value, fields: Value) -> Value {
     body
 }
 
-async fn post(server: &Server, body: &Value) -> Response {
-    server.post(CHAT, &body.to_string()).await.response().await
-}
-
 /// The only choice of a complete answer.
 async fn choice(server: &Server, body: &Value) -> Value {
-    let response = post(server, body).await;
+    let response = server.ask(CHAT, body).await;
     assert_eq!(response.status, 200, "{}", response.body);
     let answer: Value = serde_json::from_str(&response.body).unwrap();
     answer["choices"][0].clone()
@@ -108,7 +104,7 @@ async fn choice(server: &Server, body: &Value) -> Value {
 /// The events of the same answer, streamed.
 async fn events(server: &Server, body: &Value) -> Vec<Value> {
     let body = with(body.clone(), json!({"stream": true}));
-    let response = post(server, &body).await;
+    let response = server.ask(CHAT, &body).await;
     assert_eq!(response.status, 200, "{}", response.body);
     done_events(&response.body)
 }
@@ -202,7 +198,7 @@ async fn the_script_that_the_guide_shows_does_what_the_guide_says() {
     let question = with(asking("scripted", "How is the weather in Oslo?"), tools);
     assert_calls_weather(&choice(&server, &question).await);
     let hello = asking("scripted", "hello");
-    assert_eq!(post(&server, &hello).await.status, 429);
+    assert_eq!(server.ask(CHAT, &hello).await.status, 429);
     let answer = choice(&server, &hello).await;
     assert_eq!(answer["message"]["content"], "You said: hello");
     server.stop().await;
@@ -228,7 +224,7 @@ async fn a_scripted_failure_is_over_after_its_times() {
     let script = file(TALK);
     let server = server(&script, &[]).await;
     let question = asking("scripted", "try");
-    let refused = post(&server, &question).await;
+    let refused = server.ask(CHAT, &question).await;
     assert_eq!(refused.status, 429, "{}", refused.body);
     assert!(refused.head.contains("retry-after: 1\r\n"), "{refused:?}");
     assert!(refused.body.contains("all sequences are in use"));
@@ -260,7 +256,7 @@ async fn with_a_model_its_template_and_its_tokens_are_on_the_road() {
     let script = file(TOKENS);
     let folder = tiny_chat();
     let server = server(&script, &[text(&folder), "--tool-parser=hermes"]).await;
-    let response = post(&server, &asking("tiny-chat", "the capital")).await;
+    let response = server.ask(CHAT, &asking("tiny-chat", "the capital")).await;
     let answer: Value = serde_json::from_str(&response.body).unwrap();
     let content = &answer["choices"][0]["message"]["content"];
     assert_eq!(content, "You said: the capital", "{}", response.body);
@@ -294,7 +290,9 @@ async fn more_tools_than_max_tools_are_refused() {
     let script = file(TALK);
     let server = server(&script, &["--tool-parser=hermes", "--max-tools=1"]).await;
     let tools = json!({"tools": [tool("a"), tool("b")]});
-    let refused = post(&server, &with(asking("scripted", "hello"), tools)).await;
+    let refused = server
+        .ask(CHAT, &with(asking("scripted", "hello"), tools))
+        .await;
     assert_eq!(refused.status, 400, "{}", refused.body);
     let error: Value = serde_json::from_str(&refused.body).unwrap();
     assert_eq!(error["error"]["param"], "tools", "{error}");
@@ -419,7 +417,7 @@ async fn a_frontend_uses_the_parsers_that_a_worker_publishes_unless_it_is_told_o
         ("GENSET_REASONING_PARSER", "none"),
     ];
     let server = fleet.frontend(&without).await;
-    assert_eq!(post(&server, &weather).await.status, 400);
+    assert_eq!(server.ask(CHAT, &weather).await.status, 400);
     let message = choice(&server, &why).await["message"].clone();
     let whole = "<think>The sky scatters blue.</think>Because of scattering.";
     assert_eq!(message["content"], whole);

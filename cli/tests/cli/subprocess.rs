@@ -31,8 +31,7 @@ async fn an_engine_in_python_answers_the_api() {
             "max_tokens": 5,
             "messages": [{"role": "user", "content": "Hello"}],
         });
-        let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
-        let answer = exchange.response().await;
+        let answer = server.ask("/v1/chat/completions", &body).await;
         assert_eq!(answer.status, 200, "{}{}", answer.body, server.log());
         assert!(
             answer.body.contains(r#""completion_tokens":5"#),
@@ -95,8 +94,7 @@ async fn chat_status(server: &Server) -> u16 {
         "max_tokens": 2,
         "messages": [{"role": "user", "content": "Hello"}],
     });
-    let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
-    exchange.response().await.status
+    server.ask("/v1/chat/completions", &body).await.status
 }
 
 #[tokio::test]

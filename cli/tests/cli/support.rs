@@ -221,6 +221,12 @@ impl Server {
         Exchange::begin(self.address, "POST", path, body).await
     }
 
+    /// Posts a body; returns the whole answer.
+    pub(crate) async fn ask(&self, path: &str, body: &Value) -> Response {
+        let begun = self.post(path, &body.to_string()).await;
+        begun.response().await
+    }
+
     /// A streamed chat of `max_tokens` tokens that ignores end-of-sequence tokens.
     pub(crate) async fn stream(&self, max_tokens: u32) -> Exchange {
         let body = serde_json::json!({
