@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 
-use crate::support::{genset, run, send_signal, soon};
+use crate::support::{genset, send_signal, soon};
 
 /// A pipe without a reader, as behind `| head -1` after its line.
 fn unread() -> Stdio {
@@ -108,11 +108,4 @@ async fn a_server_whose_log_nobody_reads_serves_and_ends_well() {
     drop(stdout);
     send_signal(&child, Signal::TERM);
     assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
-}
-
-/// The cases above assume this: with outputs that can be written, the same command prints its error.
-#[tokio::test]
-async fn the_same_error_is_told_where_it_can_be() {
-    let ended = run(&["run", "in=nowhere"]).await;
-    assert_eq!((ended.code, ended.stderr.is_empty()), (Some(2), false));
 }
