@@ -1,10 +1,8 @@
 //! Where processes meet: the values of `--discovery-backend` and `--request-plane`, and their defaults.
 
-use std::fmt;
 use std::net::IpAddr;
-use std::str::FromStr;
 
-use genset_backend_common::{EngineError, spelling::none_of};
+use genset_backend_common::EngineError;
 
 use super::NetworkArgs;
 
@@ -14,26 +12,30 @@ const USUAL_ETCD: &str = "http://127.0.0.1:2379";
 /// The default address of NATS.
 const USUAL_NATS: &str = "nats://127.0.0.1:4222";
 
-/// Where instances are listed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiscoveryBackend {
-    /// In this process.
-    Memory,
-    /// In a directory.
-    File,
-    /// In etcd.
-    Etcd,
+genset_backend_common::named! {
+    /// Where instances are listed.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum DiscoveryBackend: FromStr {
+        /// In this process.
+        Memory = "memory",
+        /// In a directory.
+        File = "file",
+        /// In etcd.
+        Etcd = "etcd",
+    }
 }
 
-/// How requests travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequestPlaneKind {
-    /// As function calls inside this process.
-    Memory,
-    /// Over TCP connections from caller to worker.
-    Tcp,
-    /// Over NATS.
-    Nats,
+genset_backend_common::named! {
+    /// How requests travel.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum RequestPlaneKind: FromStr {
+        /// As function calls inside this process.
+        Memory = "memory",
+        /// Over TCP connections from caller to worker.
+        Tcp = "tcp",
+        /// Over NATS.
+        Nats = "nats",
+    }
 }
 
 /// The default reach of a process, if no flag sets how it meets others.
@@ -153,63 +155,6 @@ fn is_local(server: &str) -> bool {
     };
     let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
-}
-
-/// Parses one of several names; the error lists them and suggests the nearest.
-pub(super) fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
-    let found = known.iter().find(|(name, _)| *name == text);
-    let found = found.map(|(_, value)| *value);
-    found.ok_or_else(|| none_of(text, known.iter().map(|(name, _)| *name)))
-}
-
-impl FromStr for DiscoveryBackend {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        one_of(
-            text,
-            &[
-                ("memory", Self::Memory),
-                ("file", Self::File),
-                ("etcd", Self::Etcd),
-            ],
-        )
-    }
-}
-
-impl FromStr for RequestPlaneKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        one_of(
-            text,
-            &[
-                ("memory", Self::Memory),
-                ("tcp", Self::Tcp),
-                ("nats", Self::Nats),
-            ],
-        )
-    }
-}
-
-impl fmt::Display for DiscoveryBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::File => "file",
-            Self::Etcd => "etcd",
-        })
-    }
-}
-
-impl fmt::Display for RequestPlaneKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Tcp => "tcp",
-            Self::Nats => "nats",
-        })
-    }
 }
 
 #[cfg(test)]

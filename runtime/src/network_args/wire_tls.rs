@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::Args;
 use genset_backend_common::EngineError;
 
-use super::kinds::one_of;
 use super::text_of;
 use crate::plane::{ClientCertificates, WireIdentity, WireTls};
 
@@ -46,15 +45,9 @@ pub struct WireTlsArgs {
         long,
         env = "GENSET_WIRE_TLS_CLIENT_CERTIFICATES",
         value_name = "required|none",
-        default_value_t,
-        value_parser = client_certificates
+        default_value_t
     )]
     pub wire_tls_client_certificates: ClientCertificates,
-}
-
-fn client_certificates(text: &str) -> Result<ClientCertificates, String> {
-    use ClientCertificates as C;
-    one_of(text, &[("required", C::Required), ("none", C::NotAsked)])
 }
 
 impl WireTlsArgs {

@@ -86,21 +86,14 @@ impl fmt::Debug for WireIdentity {
     }
 }
 
-/// The certificates that callers must present when they connect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ClientCertificates {
-    /// A certificate that one of our authorities signed.
-    #[default]
-    Required,
-    /// None: anyone who reaches the port can call, unless there is a [`WireSecret`](crate::plane::WireSecret).
-    NotAsked,
-}
-
-impl fmt::Display for ClientCertificates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Required => "required",
-            Self::NotAsked => "none",
-        })
+genset_backend_common::named! {
+    /// The certificates that callers must present when they connect.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum ClientCertificates: FromStr {
+        /// A certificate that one of our authorities signed.
+        #[default]
+        Required = "required",
+        /// None: anyone who reaches the port can call, unless there is a [`WireSecret`](crate::plane::WireSecret).
+        NotAsked = "none",
     }
 }
