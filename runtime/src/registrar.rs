@@ -32,7 +32,7 @@ use crate::discovery::{InstanceRecord, Lease};
 use crate::kv_blocks::{KvBlocksClient, KvBlocksHandler, KvBlocksRequest};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::{self, Handler, Raw, ResponseStream};
-use crate::telemetry::{self, Traced};
+use crate::telemetry;
 
 /// Bytes of an artifact per item.
 const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
@@ -371,7 +371,7 @@ impl Handler<GenerateRequest, Output> for GenerateHandler {
         let ctx = telemetry::continue_trace(&span, ctx);
         let answer = self.0.generate(request, ctx).instrument(span.clone()).await;
         match answer {
-            Ok(outputs) => Ok(Traced::wrap(Box::pin(outputs), span)),
+            Ok(outputs) => Ok(telemetry::traced(Box::pin(outputs), span)),
             Err(error) => {
                 telemetry::record_error(&span, &error);
                 Err(error)

@@ -4,10 +4,7 @@
 #[cfg(feature = "otlp")]
 pub(crate) mod otlp;
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use futures_core::Stream;
+use futures_util::TryStreamExt;
 use genset_backend_common::{EngineError, Output, RequestContext};
 use tracing::Span;
 
@@ -44,30 +41,11 @@ pub(crate) fn record_error(span: &Span, error: &EngineError) {
     span.record("error.type", error.kind().name());
 }
 
-/// Keeps a span open until the end of a stream.
-pub(crate) struct Traced {
-    outputs: ResponseStream<Output>,
-    span: Span,
-}
-
-impl Traced {
-    /// Returns the stream itself if the span is disabled.
-    pub(crate) fn wrap(outputs: ResponseStream<Output>, span: Span) -> ResponseStream<Output> {
-        if span.is_disabled() {
-            return outputs;
-        }
-        Box::pin(Self { outputs, span })
+/// Keeps a span open until the stream is dropped, and marks it as failed if the stream yields an error. Returns the stream itself
+/// if the span is disabled.
+pub(crate) fn traced(outputs: ResponseStream<Output>, span: Span) -> ResponseStream<Output> {
+    if span.is_disabled() {
+        return outputs;
     }
-}
-
-impl Stream for Traced {
-    type Item = Result<Output, EngineError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let item = self.outputs.as_mut().poll_next(cx);
-        if let Poll::Ready(Some(Err(error))) = &item {
-            record_error(&self.span, error);
-        }
-        item
-    }
+    Box::pin(outputs.inspect_err(move |error| record_error(&span, error)))
 }
