@@ -1,13 +1,11 @@
 //! [`Client`]: calls the instances of one endpoint.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_core::Stream;
+use futures_util::TryStreamExt;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext, RequestField,
@@ -18,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::component::{Endpoint, Runtime};
 use crate::discovery::InstanceRecord;
-use crate::instances::{InFlightGuard, Instance, Instances, Tried, Wanted};
+use crate::instances::{Instance, Instances, Tried, Wanted};
 use crate::load::{follow_loads, for_each_instance};
 use crate::names::InstanceId;
 use crate::plane::{self, Payload, RequestPlane, ResponseStream};
@@ -213,11 +211,14 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         match called {
             Ok(items) => {
                 instance.took();
-                Ok(Box::pin(Counted {
-                    items,
-                    instance: Arc::clone(instance),
-                    _in_flight: in_flight,
-                }))
+                let instance = Arc::clone(instance);
+                Ok(Box::pin(items.inspect_err(move |error| {
+                    // The request is in flight until its response is dropped.
+                    let _in_flight = &in_flight;
+                    if error.kind().is_instance_gone() {
+                        instance.mark_down();
+                    }
+                })))
             }
             Err(error) => {
                 if error.kind().is_instance_gone() {
@@ -251,27 +252,6 @@ fn may_try_another(error: &EngineError, ctx: &RequestContext) -> bool {
         return false;
     }
     error.may_go_elsewhere() && !ctx.is_cancelled()
-}
-
-/// A response that counts as in flight until it is dropped. Marks its instance down if the stream shows that the instance is gone.
-struct Counted<Resp> {
-    items: ResponseStream<Resp>,
-    instance: Arc<Instance>,
-    _in_flight: InFlightGuard,
-}
-
-impl<Resp> Stream for Counted<Resp> {
-    type Item = Result<Resp, EngineError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let item = self.items.as_mut().poll_next(cx);
-        if let Poll::Ready(Some(Err(error))) = &item
-            && error.kind().is_instance_gone()
-        {
-            self.instance.mark_down();
-        }
-        item
-    }
 }
 
 /// How long a request waits for another instance after all known instances were gone or draining. A replacement may be in
