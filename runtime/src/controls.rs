@@ -143,9 +143,7 @@ impl ControlClient {
     /// # Errors
     /// `InvalidArgument` if the name has no sibling.
     pub fn try_new(runtime: &Runtime, generate: &EndpointName) -> Result<Self, EngineError> {
-        let name = generate
-            .sibling(endpoints::CONTROL)
-            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
+        let name = generate.sibling(endpoints::CONTROL)?;
         let client = runtime.endpoint(name).client();
         Ok(Self { client })
     }

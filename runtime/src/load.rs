@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use genset_backend_common::{
-    EngineError, ErrorKind, RequestContext, Role, error::At, handles::Load,
-};
+use genset_backend_common::{EngineError, ErrorKind, RequestContext, Role, handles::Load};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -97,10 +95,7 @@ impl LoadClient {
         generate: &EndpointName,
         worker: InstanceId,
     ) -> Result<Load, EngineError> {
-        let name = generate
-            .sibling(endpoints::LOAD)
-            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
-        let client = self.client(name);
+        let client = self.client(generate.sibling(endpoints::LOAD)?);
         let none = || {
             let message = "the worker did not say its load in time";
             EngineError::new(ErrorKind::Unavailable, message)

@@ -111,10 +111,7 @@ impl ModelDirectory {
         if !mode.uses_load() {
             return Ok(client);
         }
-        let load = pool
-            .endpoint
-            .sibling(endpoints::LOAD)
-            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
+        let load = pool.endpoint.sibling(endpoints::LOAD)?;
         Ok(client.following_load(&self.runtime, self.runtime.endpoint(load).client()))
     }
 
@@ -187,10 +184,7 @@ impl ModelDirectory {
         artifact: &ArtifactRef,
         (timeout, stall): (Duration, Duration),
     ) -> Result<Vec<u8>, EngineError> {
-        let name = pool
-            .endpoint
-            .sibling(endpoints::ARTIFACTS)
-            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
+        let name = pool.endpoint.sibling(endpoints::ARTIFACTS)?;
         let workers = self.instances_of(model, role, pool);
         workers.wait_for_instances(timeout).await?;
         let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();

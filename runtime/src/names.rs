@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use genset_backend_common::Role;
+use genset_backend_common::{EngineError, Role, error::At};
 use serde::{Deserialize, Serialize};
 
 /// Defaults for the parts that a `dyn://` name omits.
@@ -60,6 +60,12 @@ pub enum NameError {
         /// The text.
         text: String,
     },
+}
+
+impl From<NameError> for EngineError {
+    fn from(error: NameError) -> Self {
+        Self::invalid_argument(At::other("endpoint"), error)
+    }
 }
 
 /// A hint for an id that was written in decimal: its hex form.

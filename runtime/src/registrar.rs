@@ -13,7 +13,6 @@ use genset_backend_common::{
     EngineError, GenerateRequest, ModelCard, Output, OutputStream, RequestContext,
     card::Artifact,
     controls::{Adapter, ControlReply, ControlRequest},
-    error::At,
     handles::{Admitted, Load, LoadPublisher},
     recent::RecentRequests,
     transfer::{KvAddress, KvTransfers},
@@ -96,11 +95,7 @@ impl RuntimeRegistrar {
     }
 
     fn sibling(&self, endpoint: &str) -> Result<Endpoint, EngineError> {
-        let name = self
-            .generate
-            .sibling(endpoint)
-            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
-        Ok(self.runtime.endpoint(name))
+        Ok(self.runtime.endpoint(self.generate.sibling(endpoint)?))
     }
 
     /// Gives an engine access to others' KV blocks, and others to its own if it holds any.

@@ -212,9 +212,10 @@ async fn meet(
         .client(&model, config.selection, config.wait)
         .await?;
     let sibling = |name: &str| {
-        let name = config.endpoint.sibling(name);
-        name.map(|name| runtime.endpoint(name))
-            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))
+        config
+            .endpoint
+            .sibling(name)
+            .map(|name| runtime.endpoint(name))
     };
     let mut follow = Vec::new();
     if let Some(instance) = config.instance {
