@@ -17,6 +17,7 @@ use crate::discovery::InstanceRecord;
 use crate::instances::Instances;
 use crate::models::LiveModel;
 use crate::names::{EndpointName, InstanceId};
+use crate::plane::Payload;
 use crate::registrar::endpoints;
 
 /// Pause before resubscribing to a stream that ended.
@@ -125,20 +126,21 @@ impl LoadClient {
     }
 }
 
-/// Forwards every load that `instance` publishes, forever, and `None` whenever the call fails or its stream ends.
-pub(crate) async fn follow_load(
-    client: Arc<Client<(), Load>>,
+/// Passes on every item of an endless stream of `instance`, forever, and `None` whenever the call fails or its stream ends.
+pub(crate) async fn follow_items<T: Payload>(
+    client: Arc<Client<(), T>>,
     instance: InstanceId,
-    publish: impl Fn(Option<Load>) + Send,
+    request_id: &'static str,
+    mut pass_on: impl FnMut(Option<T>) + Send,
 ) {
     loop {
-        let ctx = RequestContext::new("load");
-        if let Ok(mut loads) = client.direct(instance, (), ctx).await {
-            while let Some(Ok(load)) = loads.next().await {
-                publish(Some(load));
+        let ctx = RequestContext::new(request_id);
+        if let Ok(mut items) = client.direct(instance, (), ctx).await {
+            while let Some(Ok(item)) = items.next().await {
+                pass_on(Some(item));
             }
         }
-        publish(None);
+        pass_on(None);
         tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
     }
 }
@@ -158,7 +160,7 @@ pub(crate) async fn follow_loads(
                 instance.publish(load);
             }
         };
-        follow_load(Arc::clone(&client), id, publish)
+        follow_items(Arc::clone(&client), id, "load", publish)
     })
     .await;
 }

@@ -3,8 +3,6 @@
 //! The workers behind it may run in another process or language. This lets the conformance kit test a
 //! deployed worker, and lets a Worker act as a proxy for others.
 
-mod controls;
-mod follow;
 mod outputs;
 
 use std::fmt;
@@ -14,25 +12,27 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::ports::Generate;
+use genset_backend_common::kv::{BlockChain, KvEventData, KvEventPublisher, chains};
+use genset_backend_common::ports::{Control, Generate};
 use genset_backend_common::{
     EngineConfig, EngineControls, EngineError, EngineState, ErrorKind, GenerateRequest, LLMEngine,
-    ModelCard, OutputStream, RequestContext, StartContext, error::At,
+    ModelCard, OutputStream, RequestContext, StartContext,
+    controls::{ControlReply, ControlRequest},
+    error::At,
 };
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::follow::follow_kv_events;
 use self::outputs::RemoteOutputs;
 use crate::client::GenerateClient;
 use crate::component::Runtime;
 use crate::controls::ControlClient;
 use crate::discovery::InstanceRecord;
-use crate::load::follow_load;
+use crate::load::follow_items;
 use crate::models::{LiveModel, ModelDirectory};
 use crate::names::{EndpointName, InstanceId};
-use crate::registrar::endpoints;
+use crate::registrar::{KvItem, endpoints};
 use crate::selection::SelectionMode;
 
 /// Creates the runtime when the engine starts.
@@ -200,6 +200,20 @@ impl LLMEngine for RemoteEngine {
     }
 }
 
+/// Passes each control on to the worker.
+#[async_trait]
+impl Control for RemoteEngine {
+    async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
+        let remote = self.state.get()?;
+        let instance = match self.config.instance {
+            Some(instance) => instance,
+            None => remote.only_instance()?,
+        };
+        remote.control.workers(self.config.wait).await?;
+        remote.control.ask(instance, request).await
+    }
+}
+
 /// Finds the model and its workers.
 async fn meet(
     runtime: &Runtime,
@@ -226,10 +240,11 @@ async fn meet(
                 publisher.publish(load);
             }
         };
-        follow.push(runtime.spawn(follow_load(load, instance, publish)));
-        let kv_events = sibling(endpoints::KV_EVENTS)?.client();
-        let (publisher, (told, is_told)) = (ctx.kv_events.clone(), oneshot::channel());
-        follow.push(runtime.spawn(follow_kv_events(kv_events, instance, publisher, told)));
+        follow.push(runtime.spawn(follow_items(load, instance, "load", publish)));
+        let kv_events = Arc::new(sibling(endpoints::KV_EVENTS)?.client());
+        let (told, is_told) = oneshot::channel();
+        let publish = republish(ctx.kv_events.clone(), told);
+        follow.push(runtime.spawn(follow_items(kv_events, instance, "kv_events", publish)));
         if model.card.capabilities.kv_events
             && tokio::time::timeout(config.wait, is_told).await.is_err()
         {
@@ -252,6 +267,28 @@ async fn meet(
         _follow: follow,
     };
     Ok((remote, card))
+}
+
+/// Publishes the KV events of the worker. Notifies `told` when the contents of its cache are published for the first time.
+fn republish(
+    publisher: KvEventPublisher,
+    told: oneshot::Sender<()>,
+) -> impl FnMut(Option<KvItem>) + Send {
+    let mut told = Some(told);
+    move |item| match item {
+        None => {}
+        Some(KvItem::Change(event)) => drop(publisher.publish(event.data)),
+        Some(KvItem::Snapshot(snapshot)) => {
+            publisher.publish(KvEventData::Cleared);
+            for BlockChain { parent, blocks } in chains(snapshot.blocks) {
+                publisher.publish(KvEventData::Stored { parent, blocks });
+            }
+            if let Some(told) = told.take() {
+                // A cancelled start does not listen.
+                let _ = told.send(());
+            }
+        }
+    }
 }
 
 /// How many sequences run at once if every request goes to one instance: the named one, or the only one. With several,
