@@ -313,16 +313,8 @@ mod tests {
     use super::*;
 
     fn io_pair() -> (Io, Io) {
-        let io = |stream: tokio::io::DuplexStream| {
-            let (reader, writer) = tokio::io::split(stream);
-            Io {
-                reader: Box::new(reader),
-                writer: Box::new(writer),
-                peer: "test".into(),
-            }
-        };
         let (a, b) = tokio::io::duplex(1 << 16);
-        (io(a), io(b))
+        (Io::split(a, "test".into()), Io::split(b, "test".into()))
     }
 
     fn with_secret(secret: Option<&str>) -> WireConfig {

@@ -281,12 +281,7 @@ mod tests {
     /// The traffic of a link, and the peer's end of it.
     fn traffic(link: &Arc<Link>, config: &WireConfig) -> (Traffic, DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(1 << 10);
-        let (reader, writer) = tokio::io::split(ours);
-        let io = Io {
-            reader: Box::new(reader),
-            writer: Box::new(writer),
-            peer: "peer".into(),
-        };
+        let io = Io::split(ours, "peer".into());
         let traffic = Traffic::new(link, io, FrameDecoder::new(), Arc::new(NoStreams), config);
         (traffic, theirs)
     }

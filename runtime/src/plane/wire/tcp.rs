@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use genset_backend_common::{EngineError, ErrorKind};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 
@@ -157,7 +156,7 @@ impl Transport for Tcp {
         let peer = location.to_owned();
         match &self.tls {
             None => Ok(plain(stream, peer)),
-            Some(tls) => Ok(secure(tls.connect(stream, location).await?, peer)),
+            Some(tls) => Ok(Io::split(tls.connect(stream, location).await?, peer)),
         }
     }
 
@@ -211,15 +210,6 @@ fn plain(stream: TcpStream, peer: String) -> Io {
     }
 }
 
-fn secure(stream: impl AsyncRead + AsyncWrite + Send + 'static, peer: String) -> Io {
-    let (reader, writer) = tokio::io::split(stream);
-    Io {
-        reader: Box::new(reader),
-        writer: Box::new(writer),
-        peer,
-    }
-}
-
 struct Accepting {
     listener: TcpListener,
     location: String,
@@ -232,7 +222,7 @@ impl Accepting {
         let stream = moved(stream, &self.main)?;
         Ok(match &self.tls {
             None => plain(stream, peer.to_string()),
-            Some(tls) => secure(tls.accept(stream), peer.to_string()),
+            Some(tls) => Io::split(tls.accept(stream), peer.to_string()),
         })
     }
 }

@@ -16,6 +16,21 @@ pub(crate) struct Io {
     pub(crate) peer: String,
 }
 
+impl Io {
+    /// Both directions of `stream`.
+    pub(crate) fn split(
+        stream: impl AsyncRead + AsyncWrite + Send + 'static,
+        peer: String,
+    ) -> Self {
+        let (reader, writer) = tokio::io::split(stream);
+        Self {
+            reader: Box::new(reader),
+            writer: Box::new(writer),
+            peer,
+        }
+    }
+}
+
 impl fmt::Debug for Io {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Io")
