@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blake2b_simd::Params;
+use bytes::Bytes;
 use genset_backend_common::EngineError;
 use genset_wire::MAX_FRAME_BYTES;
 
@@ -166,8 +168,15 @@ impl WireSecret {
         constant_time_eq::constant_time_eq(given, &self.bytes)
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.bytes
+    /// A proof that its giver knows the secret: a keyed BLAKE2b over `parts`.
+    pub(super) fn proof(&self, parts: &[&[u8]]) -> Bytes {
+        // A key has at most 64 bytes; hashing first allows secrets of any length.
+        let key = Params::new().hash_length(32).hash(&self.bytes);
+        let mut hash = Params::new().hash_length(32).key(key.as_bytes()).to_state();
+        for part in parts {
+            hash.update(part);
+        }
+        Bytes::copy_from_slice(hash.finalize().as_bytes())
     }
 }
 
@@ -197,7 +206,7 @@ mod tests {
         let error = WireSecret::try_new(b"  short  \n").unwrap_err();
         assert!(error.to_string().contains("5 bytes"), "{error}");
         let secret = WireSecret::try_new(b"0123456789abcdef\n").unwrap();
-        assert_eq!(secret.bytes(), b"0123456789abcdef");
+        assert_eq!(&*secret.bytes, b"0123456789abcdef");
         assert_eq!(format!("{secret:?}"), "WireSecret(hidden)");
     }
 }

@@ -4,7 +4,6 @@
 //! request: an observed proof is useless for another request. Without a secret, only listeners that this machine alone
 //! reaches serve `control`.
 
-use blake2b_simd::Params;
 use bytes::Bytes;
 use genset_backend_common::{EngineError, error::At};
 
@@ -34,9 +33,14 @@ impl ControlRight {
     /// The proof for a request; empty if none is needed or possible.
     pub(super) fn prove(&self, endpoint: &str, stream: u32, body: &[u8]) -> Bytes {
         match &self.secret {
-            Some(secret) if is_control(endpoint) => proof(secret, &self.nonces, stream, body),
+            Some(secret) if is_control(endpoint) => self.proof(secret, stream, body),
             Some(_) | None => Bytes::new(),
         }
+    }
+
+    fn proof(&self, secret: &WireSecret, stream: u32, body: &[u8]) -> Bytes {
+        let [caller, callee] = &self.nonces;
+        secret.proof(&[LABEL, caller, callee, &stream.to_be_bytes(), body])
     }
 
     /// Checks whether a request is allowed.
@@ -61,7 +65,7 @@ impl ControlRight {
                  with the same --control-secret-file",
             )),
             Some(secret) => {
-                let expected = proof(secret, &self.nonces, stream, body);
+                let expected = self.proof(secret, stream, body);
                 if constant_time_eq::constant_time_eq(given, &expected) {
                     return Ok(());
                 }
@@ -70,22 +74,6 @@ impl ControlRight {
             }
         }
     }
-}
-
-fn proof(secret: &WireSecret, [caller, callee]: &[Bytes; 2], stream: u32, body: &[u8]) -> Bytes {
-    // A key has at most 64 bytes; hashing first allows secrets of any length.
-    let key = Params::new().hash_length(32).hash(secret.bytes());
-    let hash = Params::new()
-        .hash_length(32)
-        .key(key.as_bytes())
-        .to_state()
-        .update(LABEL)
-        .update(caller)
-        .update(callee)
-        .update(&stream.to_be_bytes())
-        .update(body)
-        .finalize();
-    Bytes::copy_from_slice(hash.as_bytes())
 }
 
 #[cfg(test)]
