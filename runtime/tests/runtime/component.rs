@@ -52,15 +52,6 @@ where
     soon(items.try_collect()).await
 }
 
-#[tokio::test]
-async fn endpoints_carry_any_serde_type() {
-    let (runtime, _) = runtime();
-    let endpoint = endpoint(&runtime, "shapes");
-    let _serving = listed(&endpoint, 1, Answering::new(shapes)).await;
-    let client = endpoint.client::<Drawing, Shape>();
-    assert_eq!(answer(&client, drawing()).await.unwrap(), drawing().shapes);
-}
-
 /// A type that cannot be serialized or deserialized.
 #[derive(Debug, PartialEq)]
 struct Opaque(u32);
@@ -115,43 +106,6 @@ async fn a_client_of_other_types_is_understood_where_they_agree() {
         since: 7,
     };
     assert_eq!(answer(&client, request).await.unwrap(), drawing().shapes);
-}
-
-#[tokio::test]
-async fn types_that_do_not_agree_are_typed_errors() {
-    let (runtime, _) = runtime();
-    let endpoint = endpoint(&runtime, "shapes");
-    let handler = Answering::new(shapes);
-    let _serving = listed(&endpoint, 1, handler.clone()).await;
-    let wrong_request = endpoint.client::<u8, Shape>();
-    let error = answer(&wrong_request, 3).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    assert_eq!(handler.calls(), 0);
-
-    let wrong_response = endpoint.client::<Drawing, BTreeMap<u8, u8>>();
-    let error = answer(&wrong_response, drawing()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
-}
-
-#[tokio::test]
-async fn a_refusal_arrives_as_it_was_made_with_and_without_bytes() {
-    let (runtime, _) = runtime();
-    let endpoint = endpoint(&runtime, "refuses");
-    let refuse = |_: u64| -> Result<Vec<u64>, EngineError> {
-        let error = EngineError::new(ErrorKind::Overloaded, "full");
-        Err(error.with_retry_after(PATIENCE).with_at("f"))
-    };
-    let _serving = listed(&endpoint, 1, Answering::new(refuse)).await;
-    let typed = answer(&endpoint.client::<u64, u64>(), 1).await.unwrap_err();
-    let through_bytes = answer(&endpoint.client::<u32, u64>(), 1).await.unwrap_err();
-    for error in [typed, through_bytes] {
-        assert_eq!(
-            (error.kind(), error.message()),
-            (ErrorKind::Overloaded, "full")
-        );
-        assert_eq!(error.details().retry_after, Some(PATIENCE));
-        assert_eq!(error.at().map(|at| at.name()), Some("f"));
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -24,9 +24,9 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::scripted::{FOUR_GIGABYTES, Peer, counted, error, frame, hello, ping, until_counted};
+use super::scripted::{FOUR_GIGABYTES, Peer, error, frame, hello, ping, until_counted};
 use super::suite::{Pair, border::deaf, count};
-use crate::support::{ctx, soon, until};
+use crate::support::{ctx, soon};
 
 /// A caller, and the listener it mistakes for a worker.
 struct Trap {
@@ -533,18 +533,4 @@ proptest! {
             trap.others_are_called().await;
         });
     }
-}
-
-/// The counters are those of callees; a caller's own connections are only counted as ended.
-#[tokio::test]
-async fn an_ended_connection_is_counted_with_its_reason() {
-    let trap = Trap::set(deaf()).await;
-    let (mut response, peer) = trap.open().await;
-    drop(peer);
-    next_error(&mut response).await;
-    until(|| {
-        let ended = |reason| counted(&trap.metrics, "ended_connections", reason);
-        ended("closed") + ended("broken") == 1
-    })
-    .await;
 }

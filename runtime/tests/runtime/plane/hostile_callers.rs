@@ -1,9 +1,7 @@
 //! Callers that greet properly and then break the protocol: they get the reason, are disconnected, and do no harm to others.
 
-use genset_backend_common::{CancelReason, ErrorKind};
-use genset_wire::{
-    Cancel, Credit, FrameKind, GoAwayCode, WireError, decode_payload, encode_payload,
-};
+use genset_backend_common::CancelReason;
+use genset_wire::{Cancel, Credit, FrameKind, GoAwayCode, encode_payload};
 use proptest::prelude::*;
 
 use super::scripted::{FOUR_GIGABYTES, Peer, frame, hello, request};
@@ -87,19 +85,6 @@ async fn unknown_streams_are_nobodys_and_harm_nobody() {
     }
     peer.request(7, "hang", 1).await;
     assert_eq!(peer.expect(FrameKind::Item).await.stream, 7);
-}
-
-#[tokio::test]
-async fn an_unknown_endpoint_is_refused_and_the_connection_goes_on() {
-    let victim = Victim::start(deaf()).await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
-    peer.request(1, "nothing", 1).await;
-    let refused = peer.expect(FrameKind::Error).await;
-    let refused: WireError = decode_payload(&refused.payload).unwrap();
-    assert_eq!(refused.kind, ErrorKind::CannotConnect);
-    victim.counts("refused", "cannot_connect", 1).await;
-    peer.request(2, "hang", 1).await;
-    assert_eq!(peer.expect(FrameKind::Item).await.stream, 2);
 }
 
 #[tokio::test]

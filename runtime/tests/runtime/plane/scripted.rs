@@ -174,7 +174,7 @@ pub(super) fn request(endpoint: &str, credit: u32) -> Vec<u8> {
 }
 
 /// A counter's value; 0 if it was never counted.
-pub(super) fn counted(metrics: &MetricsRegistry, name: &str, reason: &str) -> u64 {
+fn counted(metrics: &MetricsRegistry, name: &str, reason: &str) -> u64 {
     let line = format!("genset_wire_{name}_total{{reason=\"{reason}\"}} ");
     let text = metrics.encode();
     let value = text.lines().find_map(|text| text.strip_prefix(&line));

@@ -1,20 +1,16 @@
 //! Peers on a worker's port that are not its callers: refused in the handshake, counted, and harmless to others.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use genset_backend_common::{ErrorKind, MetricsRegistry};
-use genset_runtime::plane::{TcpConfig, WireConfig, WirePlane, WireSecret};
+use genset_runtime::plane::{WireConfig, WireSecret};
 use genset_wire::{Auth, FrameKind, GoAwayCode, Hello, decode_payload, encode_payload};
 use serde::Serialize;
 
 use super::log::Log;
-use super::scripted::{FOUR_GIGABYTES, Peer, counted, error, frame, hello};
-use super::suite::Pair;
+use super::scripted::{FOUR_GIGABYTES, Peer, frame, hello};
 use super::victim::Victim;
 use crate::plane::deaf;
-use crate::support::until;
 
 #[tokio::test]
 async fn other_protocols_are_refused_and_told_nothing() {
@@ -203,44 +199,6 @@ async fn a_caller_without_the_secret_is_refused() {
     assert!(peer.told_at_the_end().await.is_none());
     victim.counts("refused", "not_our_protocol", 1).await;
     victim.is_well().await;
-}
-
-#[tokio::test]
-async fn planes_with_different_secrets_do_not_meet() {
-    let secret = |text: &str| WireSecret::try_new(text.as_bytes()).unwrap();
-    let (right, wrong) = (
-        secret("correct horse battery"),
-        secret("wrong horse battery"),
-    );
-    for (theirs, ours) in [
-        (Some(&right), Some(&wrong)),
-        (Some(&right), None),
-        (None, Some(&right)),
-    ] {
-        let mut victim = Victim::start(WireConfig {
-            secret: theirs.cloned(),
-            ..deaf()
-        })
-        .await;
-        let config = WireConfig {
-            secret: ours.cloned(),
-            ..deaf()
-        };
-        let plane = WirePlane::tcp(TcpConfig::default(), config, &MetricsRegistry::default());
-        let pair = Pair {
-            caller: Arc::new(plane.unwrap()),
-            callee: Arc::clone(&victim.pair.callee),
-        };
-        let refused = error(pair.ask::<u32, u32>(&victim.counting, 1).await);
-        assert_eq!(refused.kind(), ErrorKind::CannotConnect);
-        assert!(refused.message().contains("secret"), "{refused}");
-        until(|| {
-            let refused = |reason| counted(&victim.metrics, "refused", reason);
-            refused("unauthorized") + refused("refused_by_peer") + refused("closed") == 1
-        })
-        .await;
-        victim.is_well().await;
-    }
 }
 
 /// Each kind of refusal is logged once, however often it occurs.

@@ -270,16 +270,6 @@ mod tests {
     }
 
     #[test]
-    fn only_who_has_a_certificate_can_serve() {
-        let (certificate, key) = self_signed();
-        let served = TlsContext::try_new(&with_identity(&certificate, &key.serialize_pem()));
-        served.unwrap().check_can_serve().unwrap();
-        let caller = TlsContext::try_new(&WireTls::new(certificate)).unwrap();
-        let error = caller.check_can_serve().unwrap_err();
-        assert!(error.message().contains("--wire-tls-cert"), "{error}");
-    }
-
-    #[test]
     fn what_is_no_certificate_key_or_name_is_named() {
         let (certificate, key) = self_signed();
         let (_, other_key) = self_signed();
