@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::component::Runtime;
 use crate::discovery::Address;
 use crate::names::EndpointName;
-use crate::plane::{self, Handler, Raw, ResponseStream};
+use crate::plane::{self, Encoded, Handler, ResponseStream};
 
 /// Time limit of a release, which runs in the background. If it fails, the blocks expire by themselves.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,12 +42,12 @@ pub enum KvBlocksRequest {
 pub(crate) struct KvBlocksHandler(pub(crate) Arc<dyn KvSource>);
 
 #[async_trait]
-impl Handler<KvBlocksRequest, Raw> for KvBlocksHandler {
+impl Handler<KvBlocksRequest, Encoded> for KvBlocksHandler {
     async fn handle(
         &self,
         request: KvBlocksRequest,
         ctx: RequestContext,
-    ) -> Result<ResponseStream<Raw>, EngineError> {
+    ) -> Result<ResponseStream<Encoded>, EngineError> {
         match request {
             KvBlocksRequest::Fetch(data) => {
                 let pieces = self.0.fetch(data, ctx).await?;
@@ -64,13 +64,13 @@ impl Handler<KvBlocksRequest, Raw> for KvBlocksHandler {
 }
 
 /// Splits a piece of an engine's data into items that stay in the CPU cache while they are read and written.
-fn items(piece: Result<Bytes, EngineError>) -> impl Iterator<Item = Result<Raw, EngineError>> {
+fn items(piece: Result<Bytes, EngineError>) -> impl Iterator<Item = Result<Encoded, EngineError>> {
     let mut rest = Some(piece);
     std::iter::from_fn(move || match rest.take()? {
         Ok(mut bytes) => {
             let item = bytes.split_to(bytes.len().min(ITEM_BYTES));
             rest = (!bytes.is_empty()).then_some(Ok(bytes));
-            Some(Ok(Raw(item)))
+            Some(Ok(Encoded(item)))
         }
         Err(error) => Some(Err(error)),
     })
@@ -124,7 +124,7 @@ impl KvBlocksClient {
         source: &KvAddress,
         request: KvBlocksRequest,
         ctx: RequestContext,
-    ) -> Result<ResponseStream<Raw>, EngineError> {
+    ) -> Result<ResponseStream<Encoded>, EngineError> {
         let endpoint: EndpointName = source
             .endpoint
             .parse()
@@ -149,7 +149,7 @@ impl KvCarrier for KvBlocksClient {
         let request = KvBlocksRequest::Fetch(transfer.data.clone());
         let pieces = self.call(source, request, ctx).await.map_err(not_ours)?;
         Ok(Box::pin(pieces.map(|piece| match piece {
-            Ok(Raw(bytes)) => Ok(bytes),
+            Ok(Encoded(bytes)) => Ok(bytes),
             Err(error) => Err(not_ours(error)),
         })))
     }
@@ -182,7 +182,7 @@ mod tests {
     fn a_piece_leaves_in_items_and_an_error_as_it_is() {
         let piece = Bytes::from(vec![7; 2 * ITEM_BYTES + 1]);
         let sent: Vec<Bytes> = items(Ok(piece.clone()))
-            .map(|item| item.map(|Raw(bytes)| bytes).unwrap())
+            .map(|item| item.map(|Encoded(bytes)| bytes).unwrap())
             .collect();
         assert_eq!(sent.iter().map(Bytes::len).max(), Some(ITEM_BYTES));
         assert_eq!(sent.concat(), piece);

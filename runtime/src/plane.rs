@@ -76,26 +76,12 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Payload for T {
     }
 }
 
-/// Serialized MessagePack, for code that reads and writes it elsewhere, such as handlers in another language. It is not
-/// parsed.
+/// Bytes that are sent as they are: MessagePack that is written and read elsewhere, such as by handlers in another language, or
+/// data that is none, such as KV blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded(pub Bytes);
 
 impl Payload for Encoded {
-    fn to_payload(&self) -> Result<Bytes, PayloadError> {
-        Ok(self.0.clone())
-    }
-
-    fn from_payload(payload: Bytes) -> Result<Self, PayloadError> {
-        Ok(Self(payload))
-    }
-}
-
-/// Bytes that are sent as they are and are not MessagePack: large enough that a copy of them matters.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Raw(pub(crate) Bytes);
-
-impl Payload for Raw {
     fn to_payload(&self) -> Result<Bytes, PayloadError> {
         Ok(self.0.clone())
     }
@@ -362,19 +348,19 @@ mod tests {
     struct Echo;
 
     #[async_trait]
-    impl Handler<Traced, Raw> for Echo {
+    impl Handler<Traced, Encoded> for Echo {
         async fn handle(
             &self,
             request: Traced,
             _ctx: RequestContext,
-        ) -> Result<ResponseStream<Raw>, EngineError> {
-            Ok(Box::pin(stream::iter([Ok(Raw(request.0))])))
+        ) -> Result<ResponseStream<Encoded>, EngineError> {
+            Ok(Box::pin(stream::iter([Ok(Encoded(request.0))])))
         }
     }
 
     #[tokio::test]
     async fn long_requests_are_written_and_read_off_the_async_threads() {
-        let handler = ErasedHandler::new::<Traced, Raw>(Arc::new(Echo));
+        let handler = ErasedHandler::new::<Traced, Encoded>(Arc::new(Echo));
         for (bytes, is_here) in [(SHORT_BYTES, true), (SHORT_BYTES + 1, false)] {
             let body = Bytes::from(vec![0; bytes]);
             let writer = written(Traced(body.clone())).await.unwrap().unwrap();

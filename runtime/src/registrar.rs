@@ -30,7 +30,7 @@ use crate::controls::perform;
 use crate::discovery::{InstanceRecord, Lease};
 use crate::kv_blocks::{KvBlocksClient, KvBlocksHandler, KvBlocksRequest};
 use crate::names::{EndpointName, InstanceId};
-use crate::plane::{self, Handler, Raw, ResponseStream};
+use crate::plane::{self, Encoded, Handler, ResponseStream};
 use crate::telemetry;
 
 /// Bytes of an artifact per item.
@@ -109,7 +109,7 @@ impl RuntimeRegistrar {
             transfers.connect(carrier, None);
             return Ok(None);
         };
-        let handler: Arc<dyn Handler<KvBlocksRequest, Raw>> = Arc::new(KvBlocksHandler(source));
+        let handler: Arc<dyn Handler<KvBlocksRequest, Encoded>> = Arc::new(KvBlocksHandler(source));
         let endpoint = self.sibling(endpoints::KV_BLOCKS)?;
         let serving = endpoint.serve_as(id, handler).await?;
         let record = serving.record(None);
