@@ -102,8 +102,8 @@ impl Node {
     ) -> Result<Option<StatusServer>, EngineError> {
         let models = models.clone();
         let is_ready: Readiness = Arc::new(move || !is_draining() && !models.all().is_empty());
-        let args = &self.config.worker;
-        args.status_server_with(&self.runtime, is_ready).await
+        let status = &self.config.worker.status;
+        status.listen(&self.runtime, is_ready.into(), None).await
     }
 
     /// Starts a worker for requests from this process and, depending on the flags, from others.

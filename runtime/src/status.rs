@@ -48,34 +48,12 @@ struct Source {
 }
 
 impl StatusServer {
-    /// Listens on `address` (port 0 for any) and serves the runtime's metrics and `health`: a [`Readiness`], or a
-    /// [`HealthSource`] with more details.
+    /// Listens on `address` (port 0 for any) and serves the runtime's metrics and `health`. For a worker, also serves operators'
+    /// requests to `control`.
     ///
     /// # Errors
     /// If the address cannot be listened on.
     pub async fn bind(
-        address: SocketAddr,
-        runtime: &Runtime,
-        health: impl Into<HealthSource>,
-    ) -> std::io::Result<Self> {
-        Self::listen(address, runtime, health.into(), None).await
-    }
-
-    /// Like [`Self::bind`], for a worker: also serves operators' requests to `control`.
-    ///
-    /// # Errors
-    /// Same as [`Self::bind`].
-    pub async fn bind_with_control(
-        address: SocketAddr,
-        runtime: &Runtime,
-        health: impl Into<HealthSource>,
-        control: ControlDoor,
-    ) -> std::io::Result<Self> {
-        Self::listen(address, runtime, health.into(), Some(control)).await
-    }
-
-    /// Listens; serves `/control` if a worker is given.
-    pub(crate) async fn listen(
         address: SocketAddr,
         runtime: &Runtime,
         health: HealthSource,

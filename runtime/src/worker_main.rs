@@ -242,18 +242,6 @@ impl WorkerArgs {
         let door = ControlDoor::new(handle.control(), self.network.control_secret()?);
         self.status.listen(runtime, health, Some(door)).await
     }
-
-    /// Like [`Self::status_server`], for a process with its own definition of readiness.
-    ///
-    /// # Errors
-    /// Same as [`Self::status_server`].
-    pub async fn status_server_with(
-        &self,
-        runtime: &Runtime,
-        health: impl Into<HealthSource>,
-    ) -> Result<Option<StatusServer>, EngineError> {
-        self.status.listen(runtime, health.into(), None).await
-    }
 }
 
 #[derive(Parser)]

@@ -34,7 +34,7 @@ impl StatusArgs {
             return Ok(None);
         };
         let address = SocketAddr::new(self.status_host, port);
-        let bound = StatusServer::listen(address, runtime, health, control).await;
+        let bound = StatusServer::bind(address, runtime, health, control).await;
         let server = bound.map_err(|error| {
             EngineError::invalid_argument(
                 "--status-host, --status-port",

@@ -162,8 +162,8 @@ async fn a_busy_process_says_that_it_lives() {
         );
         let ready: Readiness = Arc::new(|| true);
         let address = "127.0.0.1:0".parse().unwrap();
-        let server = StatusServer::bind(address, &runtime, ready).await.unwrap();
-        (runtime, server)
+        let server = StatusServer::bind(address, &runtime, ready.into(), None).await;
+        (runtime, server.unwrap())
     }))
     .await
     .unwrap();

@@ -165,7 +165,8 @@ async fn nothing_of_a_runtime_is_alive_after_its_shutdown() {
     let client = endpoint.client::<u8, u8>();
     let directory = ModelDirectory::follow(&runtime);
     let is_ready: genset_runtime::Readiness = std::sync::Arc::new(|| true);
-    let status = StatusServer::bind(([127, 0, 0, 1], 0).into(), &runtime, is_ready).await;
+    let status =
+        StatusServer::bind(([127, 0, 0, 1], 0).into(), &runtime, is_ready.into(), None).await;
     assert_eq!(runtime.tasks(), 3);
     drop(client);
     soon(runtime.shutdown()).await;

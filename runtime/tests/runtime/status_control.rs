@@ -50,7 +50,7 @@ impl Site {
         let door = ControlDoor::new(control.clone(), secret);
         let ready: Readiness = Arc::new(|| true);
         let address = SocketAddr::new(IpAddr::V4(host), 0);
-        let server = StatusServer::bind_with_control(address, &runtime, ready, door).await;
+        let server = StatusServer::bind(address, &runtime, ready.into(), Some(door)).await;
         Self {
             runtime,
             server: server.unwrap(),
@@ -196,7 +196,9 @@ async fn a_process_without_a_worker_says_so() {
     let runtime = Runtime::in_process();
     let ready: Readiness = Arc::new(|| true);
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let server = StatusServer::bind(address, &runtime, ready).await.unwrap();
+    let server = StatusServer::bind(address, &runtime, ready.into(), None)
+        .await
+        .unwrap();
     let asked = exchange(server.address(), "POST", "/control/wake", "", "");
     let (status, body) = soon(asked).await;
     assert_eq!((status, &body["error"]["kind"]), (404, &json!("not_found")));
