@@ -13,7 +13,7 @@ use bytes::Bytes;
 use genset_backend_common::EngineError;
 
 #[cfg(feature = "etcd")]
-pub use etcd::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls};
+pub use etcd::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdTls};
 #[cfg(feature = "fuzzing")]
 pub(crate) use file::lease_entries;
 pub use file::{DirectoryAccess, FileDiscovery, FileDiscoveryConfig};

@@ -35,6 +35,7 @@ pub mod selection;
 mod status;
 mod strangers;
 mod telemetry;
+mod tls_identity;
 mod vital;
 #[cfg(feature = "cli")]
 mod worker_main;
@@ -67,6 +68,7 @@ pub use status::{
     ControlDoor, Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer,
 };
 pub use telemetry::continue_trace;
+pub use tls_identity::TlsIdentity;
 pub use vital::VitalRuntime;
 #[cfg(feature = "cli")]
 pub use worker_main::{Signals, WorkerArgs, exit_code, parse, run, run_worker};

@@ -23,6 +23,7 @@ use crate::plane::wire::own_address;
 use crate::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane, WireSecret};
 #[cfg(feature = "nats")]
 use crate::plane::{MixedPlane, NatsConfig, NatsCredentials, NatsTls};
+use crate::tls_identity::TlsIdentity;
 use crate::vital::VitalRuntime;
 
 /// Flags about the network between processes.
@@ -278,7 +279,7 @@ impl NetworkArgs {
         vital: &VitalRuntime,
     ) -> Result<Arc<dyn Discovery>, EngineError> {
         use crate::discovery::VitalDiscovery;
-        use crate::discovery::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls};
+        use crate::discovery::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdTls};
         let credentials = match (&self.etcd_username, &self.etcd_password_file) {
             (Some(user), Some(file)) => Some(EtcdCredentials {
                 user: user.clone(),
@@ -286,13 +287,10 @@ impl NetworkArgs {
             }),
             (_, _) => None,
         };
-        let identity = match (&self.etcd_cert, &self.etcd_key) {
-            (Some(certificate), Some(key)) => Some(EtcdIdentity {
-                certificate_pem: text_of("--etcd-cert", certificate)?,
-                key_pem: text_of("--etcd-key", key)?,
-            }),
-            (_, _) => None,
-        };
+        let identity = identity_of(
+            ("--etcd-cert", &self.etcd_cert),
+            ("--etcd-key", &self.etcd_key),
+        )?;
         let tls = match &self.etcd_ca {
             Some(authorities) => Some(EtcdTls {
                 ca_pem: text_of("--etcd-ca", authorities)?,
@@ -444,6 +442,20 @@ fn secret_of(flag: &str, path: Option<&Path>) -> Result<Option<WireSecret>, Engi
         EngineError::invalid_argument(flag, problem)
     })?;
     Ok(Some(secret))
+}
+
+/// The certificate and the key in the files that two flags name.
+fn identity_of(
+    certificate: (&str, &Option<PathBuf>),
+    key: (&str, &Option<PathBuf>),
+) -> Result<Option<TlsIdentity>, EngineError> {
+    let ((certificate_flag, Some(certificate)), (key_flag, Some(key))) = (certificate, key) else {
+        return Ok(None);
+    };
+    Ok(Some(TlsIdentity {
+        certificate_pem: text_of(certificate_flag, certificate)?,
+        key_pem: text_of(key_flag, key)?,
+    }))
 }
 
 fn text_of(flag: &str, path: &Path) -> Result<String, EngineError> {

@@ -23,11 +23,9 @@ use serde::de::DeserializeOwned;
 pub use memory::MemoryPlane;
 #[cfg(all(feature = "cli", feature = "nats"))]
 pub(crate) use mixed::MixedPlane;
-pub use wire::{
-    ClientCertificates, TcpConfig, WireConfig, WireIdentity, WirePlane, WireSecret, WireTls,
-};
+pub use wire::{ClientCertificates, TcpConfig, WireConfig, WirePlane, WireSecret, WireTls};
 #[cfg(feature = "nats")]
-pub use wire::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
+pub use wire::{NatsConfig, NatsCredentials, NatsTls};
 
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};

@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-pub use config::{EtcdConfig, EtcdCredentials, EtcdIdentity, EtcdTls};
+pub use config::{EtcdConfig, EtcdCredentials, EtcdTls};
 
 use self::lease::EtcdLease;
 use self::session::Sessions;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use genset_backend_common::EngineError;
 
-use super::text_of;
-use crate::plane::{ClientCertificates, WireIdentity, WireTls};
+use super::{identity_of, text_of};
+use crate::plane::{ClientCertificates, WireTls};
 
 /// Flags about TLS on the tcp request plane.
 #[derive(Debug, Clone, Args)]
@@ -60,13 +60,10 @@ impl WireTlsArgs {
             return Ok(None);
         };
         refuse_in_a_build_without()?;
-        let identity = match (&self.wire_tls_cert, &self.wire_tls_key) {
-            (Some(certificate), Some(key)) => Some(WireIdentity {
-                certificate_pem: text_of("--wire-tls-cert", certificate)?,
-                key_pem: text_of("--wire-tls-key", key)?,
-            }),
-            (_, _) => None,
-        };
+        let identity = identity_of(
+            ("--wire-tls-cert", &self.wire_tls_cert),
+            ("--wire-tls-key", &self.wire_tls_key),
+        )?;
         Ok(Some(WireTls {
             ca_pem: text_of("--wire-tls-ca", authorities)?,
             identity,

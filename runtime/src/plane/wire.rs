@@ -40,11 +40,11 @@ use tokio_util::task::TaskTracker;
 
 pub use config::{WireConfig, WireSecret};
 #[cfg(feature = "nats")]
-pub use nats::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
+pub use nats::{NatsConfig, NatsCredentials, NatsTls};
 pub use tcp::TcpConfig;
 #[cfg(feature = "cli")]
 pub(crate) use tcp::own_address;
-pub use tls::{ClientCertificates, WireIdentity, WireTls};
+pub use tls::{ClientCertificates, WireTls};
 
 use self::control::ControlRight;
 use self::handshake::Greeted;

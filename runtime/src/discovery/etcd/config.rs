@@ -6,6 +6,8 @@ use std::time::Duration;
 use axum::http::Uri;
 use genset_backend_common::EngineError;
 
+use crate::tls_identity::TlsIdentity;
+
 /// The port of an endpoint without one.
 const DEFAULT_PORT: u16 = 2379;
 
@@ -66,18 +68,9 @@ pub struct EtcdTls {
     /// certificates are not used.
     pub ca_pem: String,
     /// Our own certificate, if the servers require one.
-    pub identity: Option<EtcdIdentity>,
+    pub identity: Option<TlsIdentity>,
     /// The name that the servers' certificates must have; `None` for the endpoint's host.
     pub server_name: Option<String>,
-}
-
-/// A client certificate. `Debug` omits the private key.
-#[derive(Clone, PartialEq, Eq)]
-pub struct EtcdIdentity {
-    /// The certificate and its intermediate certificates: PEM content, not a path.
-    pub certificate_pem: String,
-    /// Its private key: PEM content, not a path.
-    pub key_pem: String,
 }
 
 impl Default for EtcdConfig {
@@ -243,14 +236,6 @@ impl fmt::Debug for EtcdCredentials {
     }
 }
 
-impl fmt::Debug for EtcdIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdIdentity")
-            .field("certificate_pem", &self.certificate_pem)
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -363,7 +348,7 @@ mod tests {
             }),
             tls: Some(EtcdTls {
                 ca_pem: String::new(),
-                identity: Some(EtcdIdentity {
+                identity: Some(TlsIdentity {
                     certificate_pem: String::new(),
                     key_pem: "hunter2".into(),
                 }),

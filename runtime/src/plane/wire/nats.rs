@@ -29,7 +29,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use genset_backend_common::{EngineError, ErrorKind};
 
-pub use config::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
+pub use config::{NatsConfig, NatsCredentials, NatsTls};
 
 use self::message::Message;
 use self::session::Session;

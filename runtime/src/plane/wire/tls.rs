@@ -17,24 +17,25 @@ mod problem;
 #[cfg(feature = "tls")]
 mod stream;
 
-use std::fmt;
-
 #[cfg(not(feature = "tls"))]
 pub(super) use absent::TlsContext;
 #[cfg(feature = "tls")]
 pub(super) use context::TlsContext;
+
+use crate::tls_identity::TlsIdentity;
 
 /// Certificates of the tcp plane. Read once, when the plane is made; checked by
 /// [`WirePlane::tcp`](crate::plane::WirePlane::tcp), which refuses them in a build without the cargo feature `tls`.
 ///
 /// # Examples
 /// ```
-/// use genset_runtime::plane::{TcpConfig, WireIdentity, WireTls};
+/// use genset_runtime::TlsIdentity;
+/// use genset_runtime::plane::{TcpConfig, WireTls};
 ///
 /// fn with_tls(ca_pem: String, certificate_pem: String, key_pem: String) -> TcpConfig {
 ///     TcpConfig {
 ///         tls: Some(WireTls {
-///             identity: Some(WireIdentity { certificate_pem, key_pem }),
+///             identity: Some(TlsIdentity { certificate_pem, key_pem }),
 ///             // Every process has a certificate for this name, whatever its host is called.
 ///             server_name: Some("genset.internal".into()),
 ///             ..WireTls::new(ca_pem)
@@ -48,7 +49,7 @@ pub struct WireTls {
     /// Certificates of the authorities that sign those of every process: PEM content, not a path.
     pub ca_pem: String,
     /// Our own certificate. A serving process needs one; a process that only calls needs one if workers require it.
-    pub identity: Option<WireIdentity>,
+    pub identity: Option<TlsIdentity>,
     /// The name or address in the certificates of all workers. `None` if each worker's certificate is for the host at which it
     /// is dialled.
     pub server_name: Option<String>,
@@ -66,23 +67,6 @@ impl WireTls {
             server_name: None,
             client_certificates: ClientCertificates::default(),
         }
-    }
-}
-
-/// A process's own certificate. `Debug` omits the private key.
-#[derive(Clone, PartialEq, Eq)]
-pub struct WireIdentity {
-    /// The certificate and its intermediate certificates: PEM content, not a path.
-    pub certificate_pem: String,
-    /// Its private key: PEM content, not a path.
-    pub key_pem: String,
-}
-
-impl fmt::Debug for WireIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WireIdentity")
-            .field("certificate_pem", &self.certificate_pem)
-            .finish_non_exhaustive()
     }
 }
 

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry};
-use genset_runtime::InstanceId;
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{
-    ClientCertificates, RequestPlane, Served, TcpConfig, WireConfig, WireIdentity, WirePlane,
-    WireTls,
+    ClientCertificates, RequestPlane, Served, TcpConfig, WireConfig, WirePlane, WireTls,
 };
+use genset_runtime::{InstanceId, TlsIdentity};
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     date_time_ymd,
@@ -49,7 +48,7 @@ impl Authority {
     }
 
     /// A certificate for `name`, modified by `change` before it is signed.
-    fn signed(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> WireIdentity {
+    fn signed(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> TlsIdentity {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.extended_key_usages = vec![
@@ -57,13 +56,13 @@ impl Authority {
             ExtendedKeyUsagePurpose::ClientAuth,
         ];
         change(&mut params);
-        WireIdentity {
+        TlsIdentity {
             certificate_pem: params.signed_by(&key, &self.issuer).unwrap().pem(),
             key_pem: key.serialize_pem(),
         }
     }
 
-    fn identity(&self) -> WireIdentity {
+    fn identity(&self) -> TlsIdentity {
         self.signed("127.0.0.1", |_| ())
     }
 
@@ -72,7 +71,7 @@ impl Authority {
         self.tls_as(self.identity())
     }
 
-    fn tls_as(&self, identity: WireIdentity) -> WireTls {
+    fn tls_as(&self, identity: TlsIdentity) -> WireTls {
         WireTls {
             identity: Some(identity),
             ..self.tls_of_a_stranger()

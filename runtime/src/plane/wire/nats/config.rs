@@ -7,6 +7,7 @@ use async_nats::ServerAddr;
 use genset_backend_common::EngineError;
 
 use super::message::HEADER_BYTES;
+use crate::tls_identity::TlsIdentity;
 
 /// The minimum size of a message: smaller ones would be mostly headers.
 pub(super) const MIN_MESSAGE_BYTES: usize = 1024;
@@ -83,16 +84,7 @@ pub struct NatsTls {
     /// system's own.
     pub ca_pem: Option<String>,
     /// Our own certificate, if the servers require one.
-    pub identity: Option<NatsIdentity>,
-}
-
-/// A client certificate. `Debug` omits the private key.
-#[derive(Clone, PartialEq, Eq)]
-pub struct NatsIdentity {
-    /// The certificate and its intermediate certificates: PEM content, not a path.
-    pub certificate_pem: String,
-    /// Its private key: PEM content, not a path.
-    pub key_pem: String,
+    pub identity: Option<TlsIdentity>,
 }
 
 impl Default for NatsConfig {
@@ -207,14 +199,6 @@ impl fmt::Debug for NatsCredentials {
             Self::Token(_) => f.write_str("Token(hidden)"),
             Self::Creds(_) => f.write_str("Creds(hidden)"),
         }
-    }
-}
-
-impl fmt::Debug for NatsIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NatsIdentity")
-            .field("certificate_pem", &self.certificate_pem)
-            .finish_non_exhaustive()
     }
 }
 
@@ -338,7 +322,7 @@ mod tests {
         .map(with_credentials);
         let tls = NatsTls {
             ca_pem: None,
-            identity: Some(NatsIdentity {
+            identity: Some(TlsIdentity {
                 certificate_pem: String::new(),
                 key_pem: secret(),
             }),

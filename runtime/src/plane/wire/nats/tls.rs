@@ -8,7 +8,8 @@ use async_nats::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use async_nats::rustls::{ClientConfig, RootCertStore};
 use genset_backend_common::EngineError;
 
-use super::config::{NatsIdentity, NatsTls, invalid};
+use super::config::{NatsTls, invalid};
+use crate::tls_identity::TlsIdentity;
 
 /// Builds the rustls configuration. The crypto provider is always ring, so that no process-wide default is needed.
 ///
@@ -25,7 +26,7 @@ pub(super) fn client_config(tls: &NatsTls) -> Result<ClientConfig, EngineError> 
         .with_root_certificates(roots);
     match &tls.identity {
         None => Ok(builder.with_no_client_auth()),
-        Some(NatsIdentity {
+        Some(TlsIdentity {
             certificate_pem,
             key_pem,
         }) => {
@@ -92,7 +93,7 @@ mod tests {
     fn with_identity(certificate_pem: &str, key_pem: &str) -> NatsTls {
         NatsTls {
             ca_pem: Some(self_signed().0),
-            identity: Some(NatsIdentity {
+            identity: Some(TlsIdentity {
                 certificate_pem: certificate_pem.into(),
                 key_pem: key_pem.into(),
             }),

@@ -14,7 +14,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::problem::{self, Side};
 use super::stream::TlsStream;
-use super::{ClientCertificates, WireIdentity, WireTls};
+use super::{ClientCertificates, WireTls};
+use crate::tls_identity::TlsIdentity;
 
 /// The inner protocol, which both ends announce: another service with a certificate of the same authority is not a worker.
 const ALPN: &[u8] = b"genset-wire";
@@ -124,7 +125,7 @@ fn checked_name(name: &str) -> Option<ServerName<'static>> {
     ServerName::try_from(name.to_owned()).ok()
 }
 
-/// A checked [`WireIdentity`].
+/// A checked [`TlsIdentity`].
 struct Identity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -140,7 +141,7 @@ impl Clone for Identity {
 }
 
 impl Identity {
-    fn try_new(identity: &WireIdentity) -> Result<Self, EngineError> {
+    fn try_new(identity: &TlsIdentity) -> Result<Self, EngineError> {
         let chain = certificates(
             "identity.certificate_pem",
             "--wire-tls-cert",
@@ -261,7 +262,7 @@ mod tests {
 
     fn with_identity(certificate_pem: &str, key_pem: &str) -> WireTls {
         WireTls {
-            identity: Some(WireIdentity {
+            identity: Some(TlsIdentity {
                 certificate_pem: certificate_pem.into(),
                 key_pem: key_pem.into(),
             }),

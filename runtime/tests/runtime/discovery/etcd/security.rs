@@ -5,8 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use genset_backend_common::ErrorKind;
+use genset_runtime::TlsIdentity;
 use genset_runtime::discovery::{
-    Change, Discovery, EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdIdentity, EtcdTls,
+    Change, Discovery, EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdTls,
 };
 
 use super::TTL;
@@ -95,7 +96,7 @@ impl Certificates {
     fn client_tls(&self) -> EtcdTls {
         EtcdTls {
             ca_pem: self.ca.clone(),
-            identity: Some(EtcdIdentity {
+            identity: Some(TlsIdentity {
                 certificate_pem: self.client.0.clone(),
                 key_pem: self.client.1.clone(),
             }),
@@ -165,15 +166,15 @@ async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not(
 async fn what_is_no_certificate_is_refused_before_any_connection() {
     let right = Certificates::new().client_tls();
     let identity = right.identity.clone().unwrap();
-    let no_key = EtcdIdentity {
+    let no_key = TlsIdentity {
         key_pem: "/etc/key.pem".into(),
         ..identity.clone()
     };
-    let key_of_another = EtcdIdentity {
+    let key_of_another = TlsIdentity {
         key_pem: Certificates::new().client.1,
         ..identity
     };
-    let with = |identity: EtcdIdentity| EtcdTls {
+    let with = |identity: TlsIdentity| EtcdTls {
         identity: Some(identity),
         ..right.clone()
     };

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use genset_backend_common::{EngineError, ErrorKind};
-use genset_runtime::InstanceId;
 use genset_runtime::plane::{
-    NatsConfig, NatsCredentials, NatsIdentity, NatsTls, RequestPlane, Served, WirePlane,
+    NatsConfig, NatsCredentials, NatsTls, RequestPlane, Served, WirePlane,
 };
+use genset_runtime::{InstanceId, TlsIdentity};
 
 use super::server::{NatsServer, plane};
 use crate::certificates::Certificates;
@@ -146,7 +146,7 @@ impl Certificates {
     fn tls(&self) -> NatsTls {
         NatsTls {
             ca_pem: Some(self.ca.clone()),
-            identity: Some(NatsIdentity {
+            identity: Some(TlsIdentity {
                 certificate_pem: self.client.0.clone(),
                 key_pem: self.client.1.clone(),
             }),
