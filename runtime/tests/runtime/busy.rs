@@ -1,6 +1,5 @@
 //! A process whose main threads are all busy with requests: its peers, its leases and its health are not affected.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -11,11 +10,10 @@ use genset_backend_common::{MetricsRegistry, RequestContext};
 use genset_runtime::discovery::MemoryDiscovery;
 use genset_runtime::plane::{self, ResponseStream, TcpConfig, WireConfig, WirePlane};
 use genset_runtime::{Readiness, Runtime, StatusServer, VitalRuntime};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::plane::{name, serve};
+use crate::status_control::exchange;
 use crate::support::{ctx, soon, until};
 
 /// Threads of the busy process.
@@ -141,15 +139,6 @@ async fn a_busy_callees_streams_go_on() {
     process.shutdown_background();
 }
 
-async fn get(address: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
-}
-
 #[tokio::test]
 async fn a_busy_process_says_that_it_lives() {
     let process = busy_process();
@@ -169,8 +158,8 @@ async fn a_busy_process_says_that_it_lives() {
     .unwrap();
     let occupied = Occupied::by_requests(&process).await;
     for path in ["/live", "/ready", "/metrics"] {
-        let answer = soon(get(status.1.address(), path)).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let answer = exchange(status.1.address(), "GET", path, "", "");
+        assert_eq!(soon(answer).await.0, 200, "{path}");
     }
     drop(occupied);
     process.shutdown_background();

@@ -10,7 +10,7 @@ use genset_backend_common::{
     CancelReason, EngineConfig, EngineError, ErrorKind, Finish, GenerateRequest, ModelCard, Output,
     RequestContext, RequestField, async_trait,
 };
-use genset_runtime::discovery::{Address, Discovery, InstanceRecord, Lease};
+use genset_runtime::discovery::{Discovery, Lease};
 use genset_runtime::plane::{Handler, ResponseStream};
 use genset_runtime::selection::RoundRobin;
 use genset_runtime::{
@@ -20,22 +20,13 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::support::{
-    Answering, ctx, endpoint, finish, listed, request, runtime, sample, soon, start, until,
+    Answering, ctx, endpoint, finish, listed, record, request, runtime, sample, soon, start, until,
     worker_config,
 };
 
 /// Lists an instance that no process serves.
 async fn list_dead(discovery: &dyn Discovery, endpoint: &Endpoint, id: u64) -> Box<dyn Lease> {
-    let record = InstanceRecord {
-        endpoint: endpoint.name().clone(),
-        instance: InstanceId(id),
-        address: Address {
-            plane: "memory".into(),
-            location: "nowhere".into(),
-        },
-        card: None,
-        started_ms: 0,
-    };
+    let record = record(endpoint.name(), id, "memory", "nowhere".into());
     let lease = discovery.lease().await.unwrap();
     lease.put(record.to_entry().unwrap()).await.unwrap();
     lease

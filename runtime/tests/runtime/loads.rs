@@ -4,29 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream;
-use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, ModelCard, RequestContext, Role, async_trait,
-    handles::Load,
-};
-use genset_runtime::plane::{Handler, ResponseStream};
+use genset_backend_common::{EngineConfig, ErrorKind, ModelCard, Role, handles::Load};
 use genset_runtime::{EndpointName, InstanceId, LiveModel, LoadClient, Pool, endpoints};
 
-use crate::support::{Answering, endpoint, listed, runtime, until};
-
-/// Accepts requests and never sends an item.
-struct Silent;
-
-#[async_trait]
-impl Handler<(), Load> for Silent {
-    async fn handle(
-        &self,
-        (): (),
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<Load>, EngineError> {
-        Ok(Box::pin(stream::pending()))
-    }
-}
+use crate::support::{Answering, Silent, endpoint, listed, runtime, until};
 
 #[tokio::test(start_paused = true)]
 async fn each_worker_of_a_model_says_its_load_or_why_there_is_none() {

@@ -14,15 +14,15 @@ use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, ModelCard, RequestContext,
     card::{Artifact, ArtifactRef},
 };
-use genset_runtime::discovery::{Address, Discovery, Entry, InstanceRecord};
+use genset_runtime::discovery::{Discovery, Entry, InstanceRecord};
 use genset_runtime::plane::{Handler, ResponseStream};
 use genset_runtime::{
     ArtifactRequest, EndpointName, InstanceId, LiveModel, ModelDirectory, SelectionMode,
 };
 
 use crate::support::{
-    Answering, PATIENCE, ctx, finish, listed, request, runtime, sample, soon, start, until,
-    worker_config,
+    Answering, PATIENCE, Silent, ctx, finish, listed, record, request, runtime, sample, soon,
+    start, until, worker_config,
 };
 
 /// Waits for the only model.
@@ -253,14 +253,8 @@ fn lie_of(id: u64, artifacts: Vec<ArtifactRef>) -> Entry {
     let mut card = ModelCard::from_config(&EngineConfig::new("lie", 100));
     card.artifacts = artifacts;
     let record = InstanceRecord {
-        endpoint: EndpointName::default(),
-        instance: InstanceId(id),
-        address: Address {
-            plane: "memory".into(),
-            location: "1".into(),
-        },
         card: Some(card),
-        started_ms: 0,
+        ..record(&EndpointName::default(), id, "memory", "1".into())
     };
     Entry {
         key: record.key(),
@@ -327,20 +321,6 @@ async fn a_file_without_end_is_left_at_the_length_that_its_card_names() {
             .await
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    }
-}
-
-/// Accepts a request and then sends nothing.
-struct Silent;
-
-#[async_trait]
-impl Handler<ArtifactRequest, Bytes> for Silent {
-    async fn handle(
-        &self,
-        _request: ArtifactRequest,
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<Bytes>, EngineError> {
-        Ok(Box::pin(stream::pending()))
     }
 }
 

@@ -69,7 +69,7 @@ impl Site {
     }
 }
 
-async fn exchange(
+pub(crate) async fn exchange(
     at: SocketAddr,
     method: &str,
     path: &str,

@@ -12,7 +12,7 @@ use genset_backend_common::{
     async_trait, card::Artifact,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
-use genset_runtime::discovery::MemoryDiscovery;
+use genset_runtime::discovery::{Address, InstanceRecord, MemoryDiscovery};
 use genset_runtime::plane::{Handler, MemoryPlane, ResponseStream};
 use genset_runtime::{Endpoint, EndpointName, InstanceId, Runtime, RuntimeRegistrar, Serving};
 
@@ -107,6 +107,39 @@ where
     ) -> Result<ResponseStream<Resp>, EngineError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         Ok(Box::pin(stream::iter((self.answer)(request)?).map(Ok)))
+    }
+}
+
+/// Accepts requests and never sends an item.
+pub(crate) struct Silent;
+
+#[async_trait]
+impl<Req: Send + 'static, Resp: Send + 'static> Handler<Req, Resp> for Silent {
+    async fn handle(
+        &self,
+        _request: Req,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError> {
+        Ok(Box::pin(stream::pending()))
+    }
+}
+
+/// The record of an instance at this address, without a card.
+pub(crate) fn record(
+    endpoint: &EndpointName,
+    id: u64,
+    plane: &str,
+    location: String,
+) -> InstanceRecord {
+    InstanceRecord {
+        endpoint: endpoint.clone(),
+        instance: InstanceId(id),
+        address: Address {
+            plane: plane.into(),
+            location,
+        },
+        card: None,
+        started_ms: 0,
     }
 }
 

@@ -11,12 +11,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use genset_backend_common::ErrorKind;
-use genset_runtime::discovery::{Address, Change, Discovery, Entry, InstanceRecord, Lease, Watch};
+use genset_runtime::discovery::{Change, Discovery, Entry, InstanceRecord, Lease, Watch};
 use genset_runtime::plane::MemoryPlane;
-use genset_runtime::{Client, EndpointName, InstanceId, Runtime};
+use genset_runtime::{Client, EndpointName, Runtime};
 use tokio::time::timeout;
 
-use crate::support::{PATIENCE, soon};
+use crate::support::{PATIENCE, record, soon};
 
 /// The delay that a loaded machine may add to the removal of a dead lease.
 const LOAD: Duration = Duration::from_secs(12);
@@ -506,15 +506,9 @@ pub(crate) async fn a_record_under_anothers_key_is_nobody_and_leaves_no_ghost(
     backend: &dyn Backend,
 ) {
     let runtime = Runtime::new(backend.connect().await, Arc::new(MemoryPlane::new()));
-    let record = |endpoint: &str, instance, location: &str| InstanceRecord {
-        endpoint: EndpointName::try_new("test", "c", endpoint).unwrap(),
-        instance: InstanceId(instance),
-        address: Address {
-            plane: "memory".into(),
-            location: location.into(),
-        },
-        card: None,
-        started_ms: 0,
+    let record = |endpoint: &str, instance, location: &str| {
+        let endpoint = EndpointName::try_new("test", "c", endpoint).unwrap();
+        record(&endpoint, instance, "memory", location.into())
     };
     let honest = record("theirs", 1, "honest");
     let there = backend.connect().await;

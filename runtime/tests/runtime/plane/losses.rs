@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::join_all;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{ErrorKind, MetricsRegistry};
-use genset_runtime::discovery::{Address, Discovery, InstanceRecord, MemoryDiscovery};
+use genset_runtime::discovery::{Discovery, MemoryDiscovery};
 use genset_runtime::plane::{TcpConfig, WirePlane};
-use genset_runtime::{GenerateClient, InstanceId, Runtime, SelectionMode};
+use genset_runtime::{GenerateClient, Runtime, SelectionMode};
 use tokio::net::TcpListener;
 
 use super::scripted::Peer;
 use crate::plane::deaf;
-use crate::support::{ctx, endpoint, request, soon, until};
+use crate::support::{ctx, endpoint, record, request, soon, until};
 
 const WORKERS: u64 = 8;
 
@@ -39,16 +39,8 @@ async fn a_request_that_brings_down_its_worker_goes_to_few() {
     let mut listeners = Vec::new();
     for id in 1..=WORKERS {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let record = InstanceRecord {
-            endpoint: endpoint.name().clone(),
-            instance: InstanceId(id),
-            address: Address {
-                plane: "tcp".into(),
-                location: format!("{}/{id:014x}", listener.local_addr().unwrap()),
-            },
-            card: None,
-            started_ms: 0,
-        };
+        let location = format!("{}/{id:014x}", listener.local_addr().unwrap());
+        let record = record(endpoint.name(), id, "tcp", location);
         lease.put(record.to_entry().unwrap()).await.unwrap();
         listeners.push(listener);
     }
