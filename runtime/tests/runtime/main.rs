@@ -9,7 +9,7 @@
 
 mod adapters;
 mod busy;
-#[cfg(any(feature = "etcd", feature = "nats"))]
+#[cfg(any(feature = "etcd", feature = "nats", feature = "tls"))]
 mod certificates;
 mod clients;
 mod component;

@@ -9,10 +9,7 @@ use genset_runtime::plane::{
     ClientCertificates, RequestPlane, Served, TcpConfig, WireConfig, WirePlane, WireTls,
 };
 use genset_runtime::{InstanceId, TlsIdentity};
-use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    date_time_ymd,
-};
+use rcgen::{ExtendedKeyUsagePurpose, date_time_ymd};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -20,6 +17,7 @@ use super::log::Log;
 use super::scripted::{error, until_counted};
 use super::suite::{Pair, count, erased, name, plane_suite};
 use super::tcp::{OverTcp, process};
+use crate::certificates::Authority;
 use crate::plane::deaf;
 use crate::support::{ctx, soon};
 
@@ -29,43 +27,7 @@ plane_suite!(tls, {
     OverTcp(move || Some(authority.tls()))
 });
 
-/// A certificate authority.
-struct Authority {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
 impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let pem = params.self_signed(&key).unwrap().pem();
-        Self {
-            pem,
-            issuer: Issuer::new(params, key),
-        }
-    }
-
-    /// A certificate for `name`, modified by `change` before it is signed.
-    fn signed(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> TlsIdentity {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        change(&mut params);
-        TlsIdentity {
-            certificate_pem: params.signed_by(&key, &self.issuer).unwrap().pem(),
-            key_pem: key.serialize_pem(),
-        }
-    }
-
-    fn identity(&self) -> TlsIdentity {
-        self.signed("127.0.0.1", |_| ())
-    }
-
     /// The settings of a process in this authority's fleet.
     fn tls(&self) -> WireTls {
         self.tls_as(self.identity())

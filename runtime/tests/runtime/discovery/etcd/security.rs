@@ -1,6 +1,5 @@
 //! Users and certificates.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use genset_runtime::discovery::{
 
 use super::TTL;
 use super::server::EtcdServer;
-use crate::certificates::Certificates;
+use crate::certificates::Authority;
 use crate::discovery::suite::{Follower, entry, everything};
 use crate::support::soon;
 
@@ -77,29 +76,22 @@ async fn what_a_user_may_not_do_is_an_error_that_says_so_without_the_password() 
     assert!(!texts.contains("not-in-any-log"), "{texts}");
 }
 
-impl Certificates {
-    /// The server's options, with the certificates in `folder`.
+impl Authority {
+    /// The options of a server with certificates in `folder`.
     fn server_options(&self, folder: &Path) -> Vec<String> {
-        let file = |name: &str, content: &str| {
-            let path = folder.join(name);
-            fs::write(&path, content).unwrap();
-            path.to_str().unwrap().to_owned()
-        };
+        let [certificate, key, authority] = self.files(folder);
         vec![
-            format!("--cert-file={}", file("server.pem", &self.server.0)),
-            format!("--key-file={}", file("server.key", &self.server.1)),
-            format!("--trusted-ca-file={}", file("ca.pem", &self.ca)),
+            format!("--cert-file={certificate}"),
+            format!("--key-file={key}"),
+            format!("--trusted-ca-file={authority}"),
             "--client-cert-auth".into(),
         ]
     }
 
     fn client_tls(&self) -> EtcdTls {
         EtcdTls {
-            ca_pem: self.ca.clone(),
-            identity: Some(TlsIdentity {
-                certificate_pem: self.client.0.clone(),
-                key_pem: self.client.1.clone(),
-            }),
+            ca_pem: self.pem.clone(),
+            identity: Some(self.identity()),
             server_name: None,
         }
     }
@@ -117,10 +109,10 @@ async fn connect_with(server: &EtcdServer, tls: EtcdTls) -> EtcdDiscovery {
 
 #[tokio::test]
 async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not() {
-    let certificates = Certificates::new();
+    let authority = Authority::new();
     let folder = tempfile::tempdir().unwrap();
-    let server = EtcdServer::start_with_tls(certificates.server_options(folder.path()));
-    let discovery = connect_with(&server, certificates.client_tls()).await;
+    let server = EtcdServer::start_with_tls(authority.server_options(folder.path()));
+    let discovery = connect_with(&server, authority.client_tls()).await;
     let lease = soon(async {
         loop {
             match discovery.lease().await {
@@ -135,14 +127,14 @@ async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not(
     assert_eq!(follower.next().await, Change::Put(entry("a", "x")));
     assert_eq!(everything(&discovery).await.len(), 1);
 
-    let right = certificates.client_tls();
+    let right = authority.client_tls();
     let wrong = [
         EtcdTls {
-            ca_pem: Certificates::new().ca,
+            ca_pem: Authority::new().pem,
             ..right.clone()
         },
         EtcdTls {
-            identity: Certificates::new().client_tls().identity,
+            identity: Some(Authority::new().identity()),
             ..right.clone()
         },
         EtcdTls {
@@ -164,14 +156,14 @@ async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not(
 
 #[tokio::test]
 async fn what_is_no_certificate_is_refused_before_any_connection() {
-    let right = Certificates::new().client_tls();
+    let right = Authority::new().client_tls();
     let identity = right.identity.clone().unwrap();
     let no_key = TlsIdentity {
         key_pem: "/etc/key.pem".into(),
         ..identity.clone()
     };
     let key_of_another = TlsIdentity {
-        key_pem: Certificates::new().client.1,
+        key_pem: Authority::new().identity().key_pem,
         ..identity
     };
     let with = |identity: TlsIdentity| EtcdTls {

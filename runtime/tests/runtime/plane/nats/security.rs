@@ -1,6 +1,5 @@
 //! Users and certificates.
 
-use std::fs;
 use std::path::Path;
 
 use genset_backend_common::{EngineError, ErrorKind};
@@ -10,7 +9,7 @@ use genset_runtime::plane::{
 use genset_runtime::{InstanceId, TlsIdentity};
 
 use super::server::{NatsServer, plane};
-use crate::certificates::Certificates;
+use crate::certificates::Authority;
 use crate::plane::deaf;
 use crate::plane::suite::{Pair, count, erased, name};
 use crate::support::soon;
@@ -127,54 +126,44 @@ async fn a_creds_file_gets_in() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
-impl Certificates {
-    /// Lines of a server's configuration, with the certificates in `folder`.
+impl Authority {
+    /// Lines of the configuration of a server with certificates in `folder`.
     fn settings(&self, folder: &Path) -> String {
-        let file = |name: &str, content: &str| {
-            let path = folder.join(name);
-            fs::write(&path, content).unwrap();
-            path.display().to_string()
-        };
+        let [certificate, key, authority] = self.files(folder);
         format!(
-            "tls {{\n cert_file: {:?}\n key_file: {:?}\n ca_file: {:?}\n verify: true\n}}\n",
-            file("server.pem", &self.server.0),
-            file("server.key", &self.server.1),
-            file("ca.pem", &self.ca),
+            "tls {{\n cert_file: {certificate:?}\n key_file: {key:?}\n ca_file: {authority:?}\n verify: true\n}}\n"
         )
     }
 
-    fn tls(&self) -> NatsTls {
+    fn nats_tls(&self) -> NatsTls {
         NatsTls {
-            ca_pem: Some(self.ca.clone()),
-            identity: Some(TlsIdentity {
-                certificate_pem: self.client.0.clone(),
-                key_pem: self.client.1.clone(),
-            }),
+            ca_pem: Some(self.pem.clone()),
+            identity: Some(self.identity()),
         }
     }
 }
 
 #[tokio::test]
 async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not() {
-    let certificates = Certificates::new();
+    let authority = Authority::new();
     let folder = tempfile::tempdir().unwrap();
-    let server = NatsServer::start_with(&certificates.settings(folder.path())).await;
+    let server = NatsServer::start_with(&authority.settings(folder.path())).await;
     let with = |tls: Option<NatsTls>| NatsConfig {
         servers: vec![format!("tls://{}", server.address())],
         tls,
         ..server.config()
     };
-    let right = certificates.tls();
+    let right = authority.nats_tls();
     serves_and_is_called(&with(Some(right.clone()))).await;
     let wrong = [
         // The system's authorities have not signed it.
         None,
         Some(NatsTls {
-            ca_pem: Some(Certificates::new().ca),
+            ca_pem: Some(Authority::new().pem),
             ..right.clone()
         }),
         Some(NatsTls {
-            identity: Certificates::new().tls().identity,
+            identity: Some(Authority::new().identity()),
             ..right.clone()
         }),
         Some(NatsTls {
@@ -193,7 +182,7 @@ async fn tls_with_certificates_on_both_sides_works_and_with_wrong_ones_does_not(
 async fn a_server_without_tls_is_not_spoken_to_when_tls_is_wanted() {
     let server = NatsServer::start().await;
     let config = NatsConfig {
-        tls: Some(Certificates::new().tls()),
+        tls: Some(Authority::new().nats_tls()),
         ..user(&server, "worker", "not-in-any-log")
     };
     let error = try_serve(&plane(config, deaf())).await.unwrap_err();
