@@ -11,6 +11,7 @@ mod adapters;
 mod busy;
 #[cfg(any(feature = "etcd", feature = "nats", feature = "tls"))]
 mod certificates;
+mod child;
 mod clients;
 mod component;
 mod discovery;

@@ -1,11 +1,9 @@
 //! A real process that holds a lease, to be killed, stopped and starved of disk space.
 //!
-//! The test binary runs itself again: the test below becomes the child if its environment says so. It reads commands from
-//! standard input and answers each with one line.
+//! The test below becomes the child if its environment says so. It answers each command with one line.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -13,96 +11,29 @@ use genset_runtime::discovery::{
     Change, Discovery, Entry, FileDiscovery, FileDiscoveryConfig, Lease,
 };
 use parking_lot::Mutex;
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{ChildStdin, ChildStdout, Command};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::Duration;
 
 use super::suite::{Follower, Victim, entry};
-use crate::support::soon;
+use crate::child::{Child, say};
 
 /// The store for the child to join: `file:PATH` or `etcd:HOST:PORT`.
 const STORE: &str = "GENSET_TEST_DISCOVERY_CHILD";
 
-/// The prefix of the child's answers among the test harness's lines.
-const ANSWER: &str = "child answers: ";
-
-/// A child and its lease.
-pub(crate) struct Child {
-    process: tokio::process::Child,
-    commands: ChildStdin,
-    output: Lines<BufReader<ChildStdout>>,
-}
-
-impl Child {
-    /// Starts a child that acquires a lease in `store`.
-    pub(crate) async fn start(store: &str) -> Self {
-        let test = concat!(module_path!(), "::a_child_process_offers_until_it_ends");
-        let (_, test) = test.split_once("::").unwrap();
-        // Exceeding the file size limit must be an error and not kill the child: the shell ignores the signal for it.
-        let mut process = Command::new("sh")
-            .args(["-c", r#"trap '' XFSZ; exec "$0" "$@""#])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture", "--test-threads=1"])
-            .env(STORE, store)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let commands = process.stdin.take().unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut child = Self {
-            process,
-            commands,
-            output,
-        };
-        assert_eq!(child.answer().await, "leased");
-        child
-    }
-
-    /// Sends a command and returns the answer.
-    pub(crate) async fn ask(&mut self, command: &str) -> String {
-        let line = format!("{command}\n");
-        soon(self.commands.write_all(line.as_bytes()))
-            .await
-            .unwrap();
-        self.answer().await
-    }
-
-    pub(crate) async fn put(&mut self, key: &str, value: &str) {
-        assert_eq!(self.ask(&format!("put {key} {value}")).await, "done");
-    }
-
-    async fn answer(&mut self) -> String {
-        loop {
-            let line = soon(self.output.next_line()).await.unwrap();
-            let line = line.expect("the child lives");
-            // The harness may have written the start of the line.
-            if let Some((_, answer)) = line.split_once(ANSWER) {
-                return answer.to_owned();
-            }
-        }
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        let id = self.process.id().expect("the child lives");
-        let id = Pid::from_raw(id.try_into().unwrap()).unwrap();
-        kill_process(id, signal).unwrap();
-    }
-
-    /// Waits for it to exit, and returns whether it succeeded.
-    async fn end(mut self) -> bool {
-        drop(self.commands);
-        soon(self.process.wait()).await.unwrap().success()
-    }
+/// Starts a child that acquires a lease in `store`.
+pub(crate) async fn start(store: &str) -> Child {
+    let test = "a_child_process_offers_until_it_ends";
+    let mut child = Child::start(module_path!(), test, (STORE, store));
+    assert_eq!(child.said().await, "leased");
+    child
 }
 
 #[async_trait]
 impl Victim for Child {
     async fn kill(mut self: Box<Self>) {
-        soon(self.process.kill()).await.unwrap();
+        Child::kill(&mut self).await;
     }
 }
 
@@ -110,7 +41,7 @@ impl Victim for Child {
 async fn serve(store: &str) {
     let discovery = connect(store).await;
     let lease = discovery.lease().await.unwrap();
-    tell("leased");
+    say("leased");
     let seen = Arc::new(Mutex::new(Seen::default()));
     let mut watching = JoinSet::new();
     let mut commands = BufReader::new(tokio::io::stdin()).lines();
@@ -118,15 +49,8 @@ async fn serve(store: &str) {
         if command == "watch" {
             watching.spawn(watch(Arc::clone(&discovery), Arc::clone(&seen)));
         }
-        tell(&obey(&*lease, &seen, &command).await);
+        say(&obey(&*lease, &seen, &command).await);
     }
-}
-
-/// Sends an answer to the parent.
-fn tell(answer: &str) {
-    use std::io::Write as _;
-    let mut parent = std::io::stdout().lock();
-    writeln!(parent, "{ANSWER}{answer}").unwrap();
 }
 
 /// The changes a watching child has seen.
@@ -196,9 +120,10 @@ async fn obey(lease: &dyn Lease, seen: &Mutex<Seen>, command: &str) -> String {
 
 /// A child that has put `entries` in `store`.
 pub(crate) async fn offering(store: &str, entries: Vec<Entry>) -> Child {
-    let mut child = Child::start(store).await;
+    let mut child = start(store).await;
     for Entry { key, value } in entries {
-        child.put(&key, std::str::from_utf8(&value).unwrap()).await;
+        let put = format!("put {key} {}", std::str::from_utf8(&value).unwrap());
+        assert_eq!(child.ask(&put).await, "done");
     }
     child
 }

@@ -12,9 +12,9 @@ use genset_runtime::discovery::{
 use rustix::process::Signal;
 use tokio::time::timeout;
 
-use super::child::{Child, offering};
+use super::child::{offering, start};
 use super::file::FileBackend;
-use super::suite::{Backend, Follower, Victim, entry, everything};
+use super::suite::{Backend, Follower, entry, everything};
 use crate::support::soon;
 
 /// Polls until a condition holds that nothing announces.
@@ -42,10 +42,10 @@ async fn a_killed_process_leaves_a_file_that_somebody_removes_later() {
     };
     let here = FileDiscovery::open(store.path(), quick).unwrap();
     let mut follower = Follower::of(&here, "").await;
-    let child = offering(&store.name(), vec![entry("a", "x")]).await;
+    let mut child = offering(&store.name(), vec![entry("a", "x")]).await;
     fs::write(store.path().join("0123456789abcdef.tmp"), "cut sho").unwrap();
     follower.until(|entries| entries.len() == 1).await;
-    Box::new(child).kill().await;
+    child.kill().await;
     follower.until_exactly(&[]).await;
     until(async || fs::read_dir(store.path()).unwrap().count() == 1).await;
 }
@@ -77,7 +77,7 @@ async fn a_watching_process_that_was_stopped_believes_nobody_dead() {
     let here = store.open();
     let lease = soon(here.lease()).await.unwrap();
     lease.put(entry("a", "x")).await.unwrap();
-    let mut child = Child::start(&store.name()).await;
+    let mut child = start(&store.name()).await;
     assert_eq!(child.ask("watch").await, "done");
     soon(async { while child.ask("knows? a").await == "no" {} }).await;
     for key in ["b", "c"] {
@@ -134,10 +134,10 @@ async fn clocks_that_jump_end_no_lease_and_revive_none() {
     let [live] = &*store.lease_files() else {
         panic!("one lease")
     };
-    let child = offering(&store.name(), vec![entry("dead", "x")]).await;
+    let mut child = offering(&store.name(), vec![entry("dead", "x")]).await;
     let mut follower = Follower::of(&there, "").await;
     follower.until(|entries| entries.len() == 2).await;
-    Box::new(child).kill().await;
+    child.kill().await;
     follower.until_exactly(&[entry("live", "x")]).await;
     let day = Duration::from_secs(24 * 3600);
     for time in [
@@ -157,8 +157,8 @@ async fn clocks_that_jump_end_no_lease_and_revive_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_lease_from_the_future_is_never_shown() {
     let store = FileBackend::new();
-    let child = offering(&store.name(), vec![entry("dead", "x")]).await;
-    Box::new(child).kill().await;
+    let mut child = offering(&store.name(), vec![entry("dead", "x")]).await;
+    child.kill().await;
     let [dead] = &*store.lease_files() else {
         panic!("one lease")
     };
@@ -271,13 +271,13 @@ async fn a_mount_that_goes_and_comes_back_loses_nobody() {
 async fn a_process_that_dies_during_an_outage_is_gone_after_it() {
     let store = FileBackend::new();
     let here = store.open();
-    let child = offering(&store.name(), vec![entry("dead", "x")]).await;
+    let mut child = offering(&store.name(), vec![entry("dead", "x")]).await;
     let lease = soon(here.lease()).await.unwrap();
     lease.put(entry("live", "x")).await.unwrap();
     let mut follower = Follower::of(&here, "").await;
     follower.until(|entries| entries.len() == 2).await;
     store.begin_outage().await;
-    Box::new(child).kill().await;
+    child.kill().await;
     let refused = soon(here.get("")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     assert!(refused.message().contains(store.path().to_str().unwrap()));

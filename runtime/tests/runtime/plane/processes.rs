@@ -2,7 +2,6 @@
 //!
 //! Each test is both ends. Run again as a process with [`CHILD`] set, it is the worker, and sends its address to its parent.
 
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,19 +9,15 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry, RequestContext};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{ResponseStream, TcpConfig, WireConfig, WirePlane};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use rustix::process::Signal;
 
 use super::suite::Pair;
 use super::{deaf, wary};
+use crate::child::{Child, say};
 use crate::support::{ctx, soon};
 
 /// Set in the environment of a worker.
 const CHILD: &str = "GENSET_TEST_PLANE_CHILD";
-
-/// The prefix of the address on a worker's standard output.
-const LOCATION: &str = "plane location: ";
 
 fn plane(config: WireConfig) -> Arc<WirePlane> {
     let metrics = MetricsRegistry::default();
@@ -30,10 +25,6 @@ fn plane(config: WireConfig) -> Arc<WirePlane> {
 }
 
 /// Serves an endless stream of numbers, until it is killed.
-#[expect(
-    clippy::print_stdout,
-    reason = "it is how a parent hears of the address"
-)]
 async fn be_the_worker() {
     let plane = plane(deaf());
     let pair = Pair {
@@ -50,11 +41,11 @@ async fn be_the_worker() {
             std::future::ready(Ok(items))
         })
         .await;
-    println!("\n{LOCATION}{}", served.address.location);
+    say(&served.address.location);
     std::future::pending::<()>().await;
 }
 
-/// A worker's process, killed on drop, and its address.
+/// A worker's process and its address.
 struct Worker {
     process: Child,
     address: Address,
@@ -63,37 +54,12 @@ struct Worker {
 impl Worker {
     /// Runs `test` of this file as a worker.
     async fn start(test: &str) -> Self {
-        let module = module_path!().split_once("::").unwrap().1;
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", &format!("{module}::{test}")])
-            .env(CHILD, "1")
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let location = soon(async {
-            loop {
-                let line = lines.next_line().await.unwrap();
-                let line = line.expect("the worker says where it is");
-                if let Some(location) = line.strip_prefix(LOCATION) {
-                    return location.to_owned();
-                }
-            }
-        })
-        .await;
-        Self {
-            process,
-            address: Address {
-                plane: "tcp".into(),
-                location,
-            },
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = i32::try_from(self.process.id().unwrap()).unwrap();
-        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+        let mut process = Child::start(module_path!(), test, (CHILD, "1"));
+        let address = Address {
+            plane: "tcp".into(),
+            location: process.said().await,
+        };
+        Self { process, address }
     }
 
     /// Calls it from a plane with these limits, and reads some items.
@@ -132,11 +98,10 @@ async fn a_killed_worker_disconnects_its_streams() {
     }
     let mut worker = Worker::start("a_killed_worker_disconnects_its_streams").await;
     let (pair, response) = worker.streaming(deaf()).await;
-    worker.signal(Signal::KILL);
+    worker.process.kill().await;
     let error = end_of(response).await;
     assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
     assert!(!pair.caller.is_reachable(&worker.address));
-    soon(worker.process.wait()).await.unwrap();
 }
 
 /// Its connection stays open: only its silence shows.
@@ -147,13 +112,13 @@ async fn a_stopped_worker_counts_as_dead_after_its_time() {
     }
     let worker = Worker::start("a_stopped_worker_counts_as_dead_after_its_time").await;
     let (pair, response) = worker.streaming(wary()).await;
-    worker.signal(Signal::STOP);
+    worker.process.signal(Signal::STOP);
     let error = end_of(response).await;
     assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
     assert!(error.message().contains("silent"), "{error}");
     assert!(!pair.caller.is_reachable(&worker.address));
     // It resumes, and is found again.
-    worker.signal(Signal::CONT);
+    worker.process.signal(Signal::CONT);
     soon(async {
         while !pair.caller.is_reachable(&worker.address) {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,19 +1,16 @@
 //! A worker in its own process, to be killed and stopped. The test binary runs itself again, and its environment tells it
 //! to be the worker.
 
-use std::process::Stdio;
-
 use futures_util::StreamExt;
 use genset_backend_common::ErrorKind;
 use genset_runtime::InstanceId;
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{NatsConfig, RequestPlane, ResponseStream};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use rustix::process::Signal;
 use tokio_util::sync::CancellationToken;
 
 use super::server::{NatsServer, plane};
+use crate::child::{Child, say};
 use crate::plane::suite::{Pair, erased, hang, name};
 use crate::plane::{deaf, wary};
 use crate::support::{ctx, soon, until};
@@ -21,36 +18,18 @@ use crate::support::{ctx, soon, until};
 /// The server for the child to use.
 const SERVER: &str = "GENSET_TEST_NATS_WORKER";
 
-/// The prefix of the child's location among the test harness's lines.
-const LOCATION: &str = "worker is at: ";
-
 /// Starts a worker that yields one item and hangs.
 async fn start(server: &NatsServer) -> (Child, Address) {
-    let test = concat!(module_path!(), "::a_worker_that_is_killed_is_gone_at_once");
-    let (_, test) = test.split_once("::").unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(SERVER, format!("nats://{}", server.address()))
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    loop {
-        let line = soon(lines.next_line()).await.unwrap();
-        let line = line.expect("the worker lives");
-        // The harness may have written the start of the line.
-        if let Some((_, location)) = line.split_once(LOCATION) {
-            let address = Address {
-                plane: "nats".into(),
-                location: location.to_owned(),
-            };
-            return (child, address);
-        }
-    }
+    let test = "a_worker_that_is_killed_is_gone_at_once";
+    let url = format!("nats://{}", server.address());
+    let mut child = Child::start(module_path!(), test, (SERVER, &url));
+    let address = Address {
+        plane: "nats".into(),
+        location: child.said().await,
+    };
+    (child, address)
 }
 
-#[expect(clippy::print_stdout, reason = "that is how the test hears of it")]
 async fn serve(server: String) {
     let config = NatsConfig {
         servers: vec![server],
@@ -62,7 +41,7 @@ async fn serve(server: String) {
     let endpoint = name("generate");
     let served = plane.serve(&endpoint, InstanceId(1), handler);
     let served = served.await.unwrap();
-    println!("{LOCATION}{}", served.address.location);
+    say(&served.address.location);
     std::future::pending().await
 }
 
@@ -83,7 +62,7 @@ async fn a_worker_that_is_killed_is_gone_at_once() {
     let pair = super::pair(&server, deaf());
     let (mut worker, address) = start(&server).await;
     let mut response = call(&pair, &address).await;
-    soon(worker.kill()).await.unwrap();
+    worker.kill().await;
     let error = soon(response.next()).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Disconnected);
     assert!(error.message().contains("the peer is gone"), "{error}");
@@ -97,12 +76,11 @@ async fn a_worker_that_hangs_is_given_up_and_found_again_when_it_goes_on() {
     let pair = super::pair(&server, wary());
     let (worker, address) = start(&server).await;
     let mut response = call(&pair, &address).await;
-    let id = Pid::from_raw(worker.id().unwrap().try_into().unwrap()).unwrap();
-    kill_process(id, Signal::STOP).unwrap();
+    worker.signal(Signal::STOP);
     let error = soon(response.next()).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Disconnected);
     assert!(error.message().contains("silent"), "{error}");
-    kill_process(id, Signal::CONT).unwrap();
+    worker.signal(Signal::CONT);
     until(|| pair.caller.is_reachable(&address)).await;
     drop(call(&pair, &address).await);
 }
