@@ -1,6 +1,6 @@
 //! Adapters of workers: discovery is updated as they come and go, and a request goes to an instance with its adapter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use genset_backend_common::ports::Generate;
@@ -11,7 +11,7 @@ use genset_backend_common::{
     controls::{Adapter, ControlRequest},
     output::{self, Finish},
 };
-use genset_runtime::{LiveModel, ModelDirectory, SelectionMode};
+use genset_runtime::{GenerateClient, LiveModel, ModelDirectory, SelectionMode};
 use parking_lot::Mutex;
 
 use crate::support::{PATIENCE, ctx, finish, request, runtime, soon, start, until, worker_config};
@@ -109,6 +109,34 @@ async fn model_with(directory: &ModelDirectory, names: &[&str]) -> LiveModel {
     soon(there).await.unwrap().get("base").unwrap().clone()
 }
 
+/// Two workers with these adapters, their engines, and a client of both.
+async fn two(adapters: [&str; 2]) -> ([WorkerHandle; 2], [Adapted; 2], GenerateClient) {
+    let (runtime, _) = runtime();
+    let directory = ModelDirectory::follow(&runtime);
+    let engines = [Adapted::default(), Adapted::default()];
+    let engine = |index: usize| Arc::new(engines[index].clone());
+    let workers = [
+        start(&runtime, 1, engine(0), having(&adapters[..1])).await,
+        start(&runtime, 2, engine(1), having(&adapters[1..])).await,
+    ];
+    let names = BTreeSet::from(adapters);
+    let model = model_with(&directory, &names.into_iter().collect::<Vec<_>>()).await;
+    let client = client_of(&directory, &model).await;
+    until(|| client.instances().len() == 2).await;
+    (workers, engines, client)
+}
+
+async fn client_of(directory: &ModelDirectory, model: &LiveModel) -> GenerateClient {
+    let client = directory.client(model, SelectionMode::RoundRobin, PATIENCE);
+    client.await.unwrap()
+}
+
+fn naming(adapter: &str) -> GenerateRequest {
+    let mut request = request(1);
+    request.adapter = Some(adapter.into());
+    request
+}
+
 #[tokio::test]
 async fn discovery_is_told_of_adapters_as_they_come_and_go() {
     let (runtime, discovery) = runtime();
@@ -136,22 +164,7 @@ async fn discovery_is_told_of_adapters_as_they_come_and_go() {
 
 #[tokio::test]
 async fn a_request_goes_to_who_has_its_adapter() {
-    let (runtime, _) = runtime();
-    let directory = ModelDirectory::follow(&runtime);
-    let engines = [Adapted::default(), Adapted::default()];
-    let first = start(&runtime, 1, Arc::new(engines[0].clone()), having(&["a"])).await;
-    let second = start(&runtime, 2, Arc::new(engines[1].clone()), having(&["b"])).await;
-    let model = model_with(&directory, &["a", "b"]).await;
-    let client = directory
-        .client(&model, SelectionMode::RoundRobin, PATIENCE)
-        .await
-        .unwrap();
-    until(|| client.instances().len() == 2).await;
-    let naming = |name: &str| {
-        let mut request = request(1);
-        request.adapter = Some(name.into());
-        request
-    };
+    let ([first, second], engines, client) = two(["a", "b"]).await;
     for engine in &engines {
         engine.asked.lock().clear();
     }
@@ -186,33 +199,18 @@ async fn a_request_goes_to_who_has_its_adapter() {
 
 #[tokio::test]
 async fn who_has_just_lost_an_adapter_leaves_its_requests_to_another() {
-    let (runtime, _) = runtime();
-    let directory = ModelDirectory::follow(&runtime);
-    let engines = [Adapted::default(), Adapted::default()];
-    let first = start(&runtime, 1, Arc::new(engines[0].clone()), having(&["a"])).await;
-    let second = start(&runtime, 2, Arc::new(engines[1].clone()), having(&["a"])).await;
-    let model = model_with(&directory, &["a"]).await;
-    let client = directory
-        .client(&model, SelectionMode::RoundRobin, PATIENCE)
-        .await
-        .unwrap();
-    until(|| client.instances().len() == 2).await;
-    let naming = || {
-        let mut request = request(1);
-        request.adapter = Some("a".into());
-        request
-    };
+    let (workers, engines, client) = two(["a", "a"]).await;
     // Both records still list it.
     engines[0].loaded.lock().clear();
     for _ in 0..2 {
-        let outputs = client.generate(naming(), ctx()).await.unwrap();
+        let outputs = client.generate(naming("a"), ctx()).await.unwrap();
         finish(outputs).await.unwrap();
     }
     engines[1].loaded.lock().clear();
-    let error = client.generate(naming(), ctx()).await.unwrap_err();
+    let error = client.generate(naming("a"), ctx()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(error.at().map(|at| at.name()), Some("adapter"));
-    for worker in [first, second] {
+    for worker in workers {
         soon(worker.shutdown()).await;
     }
 }
@@ -223,14 +221,9 @@ async fn where_no_instance_is_left_nobody_says_that_an_adapter_is_unknown() {
     let directory = ModelDirectory::follow(&runtime);
     let worker = start(&runtime, 1, Arc::new(Adapted::default()), having(&["a"])).await;
     let model = model_with(&directory, &["a"]).await;
-    let client = directory
-        .client(&model, SelectionMode::RoundRobin, PATIENCE)
-        .await
-        .unwrap();
+    let client = client_of(&directory, &model).await;
     soon(worker.shutdown()).await;
     until(|| client.instances().is_empty()).await;
-    let mut request = request(1);
-    request.adapter = Some("a".into());
-    let error = client.generate(request, ctx()).await.unwrap_err();
+    let error = client.generate(naming("a"), ctx()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }

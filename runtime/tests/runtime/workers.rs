@@ -247,11 +247,7 @@ async fn an_endpoint_beside_a_worker_leaves_alone() {
 #[derive(Default)]
 struct Publishing {
     start: OnceLock<StartContext>,
-    controls: Controls,
 }
-
-#[derive(Default)]
-struct Controls;
 
 #[async_trait]
 impl LLMEngine for Publishing {
@@ -276,12 +272,12 @@ impl LLMEngine for Publishing {
     }
 
     fn controls(&self) -> Option<&dyn EngineControls> {
-        Some(&self.controls)
+        Some(self)
     }
 }
 
 #[async_trait]
-impl EngineControls for Controls {
+impl EngineControls for Publishing {
     async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
         assert_eq!(level, SleepLevel::Weights);
         Ok(())
