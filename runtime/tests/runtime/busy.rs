@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{MetricsRegistry, RequestContext};
 use genset_runtime::discovery::MemoryDiscovery;
-use genset_runtime::plane::{self, ResponseStream, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::plane::{self, ResponseStream, WireConfig};
 use genset_runtime::{Readiness, Runtime, StatusServer, VitalRuntime};
 use tokio::sync::Notify;
 
 use crate::plane::{name, serve};
 use crate::status_control::exchange;
-use crate::support::{ctx, soon, until};
+use crate::support::{ctx, over_tcp, soon, until};
 
 /// Threads of the busy process.
 const THREADS: usize = 2;
@@ -54,11 +54,6 @@ impl Occupied {
     }
 }
 
-fn tcp(metrics: &MetricsRegistry) -> Arc<WirePlane> {
-    let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), metrics);
-    Arc::new(plane.unwrap())
-}
-
 /// Yields a number for each message it receives.
 fn told(
     go_on: &Arc<Notify>,
@@ -84,13 +79,13 @@ fn told(
 #[tokio::test]
 async fn a_busy_callers_streams_go_on() {
     let metrics = MetricsRegistry::default();
-    let callee = tcp(&metrics);
+    let callee = over_tcp(WireConfig::default(), &metrics);
     let go_on = Arc::new(Notify::new());
     let served = serve(&*callee, &name("wait"), 1, told(&go_on)).await;
     let process = busy_process();
     let address = served.address.clone();
     let mut open = soon(process.spawn(async move {
-        let caller = tcp(&MetricsRegistry::default());
+        let caller = over_tcp(WireConfig::default(), &MetricsRegistry::default());
         let endpoint = name("wait");
         let mut open: ResponseStream<u32> = plane::call(&*caller, &address, &endpoint, (), ctx())
             .await
@@ -114,12 +109,12 @@ async fn a_busy_callers_streams_go_on() {
 #[tokio::test]
 async fn a_busy_callees_streams_go_on() {
     let metrics = MetricsRegistry::default();
-    let caller = tcp(&metrics);
+    let caller = over_tcp(WireConfig::default(), &metrics);
     let process = busy_process();
     let go_on = Arc::new(Notify::new());
     let handler = told(&go_on);
     let served = soon(process.spawn(async move {
-        let callee = tcp(&MetricsRegistry::default());
+        let callee = over_tcp(WireConfig::default(), &MetricsRegistry::default());
         let served = serve(&*callee, &name("wait"), 1, handler).await;
         (callee, served)
     }))

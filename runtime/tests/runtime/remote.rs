@@ -12,11 +12,11 @@ use genset_backend_common::{
 };
 use genset_conformance::{Options, Scenario, Subject, Verdict, run_conformance_with};
 use genset_runtime::discovery::{Discovery, MemoryDiscovery};
-use genset_runtime::plane::{MemoryPlane, RequestPlane, TcpConfig, WirePlane};
+use genset_runtime::plane::{MemoryPlane, RequestPlane};
 use genset_runtime::{EndpointName, InstanceId, RemoteConfig, RemoteEngine, Runtime};
 
 use crate::plane::deaf;
-use crate::support::{ctx, finish, request, runtime, sample, soon, start, worker_config};
+use crate::support::{ctx, finish, over_tcp, request, runtime, sample, soon, start, worker_config};
 
 /// Creates the plane of another process.
 type MakePlane = Arc<dyn Fn() -> Arc<dyn RequestPlane> + Send + Sync>;
@@ -75,11 +75,7 @@ fn it_passes_the_conformance_kit_over_memory() {
 
 #[test]
 fn it_passes_the_conformance_kit_over_tcp() {
-    assert_conformant_over(Arc::new(|| {
-        let metrics = MetricsRegistry::default();
-        let plane = WirePlane::tcp(TcpConfig::default(), deaf(), &metrics);
-        Arc::new(plane.unwrap())
-    }));
+    assert_conformant_over(Arc::new(|| over_tcp(deaf(), &MetricsRegistry::default())));
 }
 
 #[cfg(feature = "nats")]
@@ -90,12 +86,7 @@ fn it_passes_the_conformance_kit_over_nats() {
         .build()
         .unwrap()
         .block_on(crate::plane::NatsServer::start());
-    let config = server.config();
-    assert_conformant_over(Arc::new(move || {
-        let metrics = MetricsRegistry::default();
-        let plane = WirePlane::nats(config.clone(), deaf(), &metrics);
-        Arc::new(plane.unwrap())
-    }));
+    assert_conformant_over(Arc::new(move || Arc::new(server.plane(deaf()))));
 }
 
 fn engine(runtime: &Runtime, instance: Option<u64>) -> RemoteEngine {

@@ -13,7 +13,9 @@ use genset_backend_common::{
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_runtime::discovery::{Address, InstanceRecord, MemoryDiscovery};
-use genset_runtime::plane::{Handler, MemoryPlane, ResponseStream};
+use genset_runtime::plane::{
+    Handler, MemoryPlane, ResponseStream, TcpConfig, WireConfig, WirePlane,
+};
 use genset_runtime::{Endpoint, EndpointName, InstanceId, Runtime, RuntimeRegistrar, Serving};
 
 /// The time after which a test has failed.
@@ -52,6 +54,11 @@ pub(crate) fn runtime() -> (Runtime, MemoryDiscovery) {
     let discovery = MemoryDiscovery::new();
     let runtime = Runtime::new(Arc::new(discovery.clone()), Arc::new(MemoryPlane::new()));
     (runtime, discovery)
+}
+
+/// A plane over TCP on loopback, like that of another process.
+pub(crate) fn over_tcp(config: WireConfig, metrics: &MetricsRegistry) -> Arc<WirePlane> {
+    Arc::new(WirePlane::tcp(TcpConfig::default(), config, metrics).unwrap())
 }
 
 pub(crate) fn endpoint(runtime: &Runtime, name: &str) -> Endpoint {

@@ -13,15 +13,15 @@ use genset_backend_common::{
     handles::Load,
 };
 use genset_runtime::discovery::{Change, Discovery, InstanceRecord, MemoryDiscovery};
-use genset_runtime::plane::{Payload, RequestPlane, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::plane::{Payload, RequestPlane, WireConfig, WirePlane};
 use genset_runtime::{
     ArtifactRequest, Client, EndpointName, InstanceId, KvItem, Runtime, endpoints,
 };
 use genset_wire::encode_payload;
 
 use crate::support::{
-    Answering, PATIENCE, ctx, endpoint, finish, listed, request, runtime, sample, soon, start,
-    until, worker_config,
+    Answering, PATIENCE, ctx, endpoint, finish, listed, over_tcp, request, runtime, sample, soon,
+    start, until, worker_config,
 };
 
 const ID: u64 = 42;
@@ -115,9 +115,8 @@ async fn a_worker_whose_lease_is_lost_is_listed_again_under_its_id() {
 
 /// A runtime on TCP with its own discovery.
 fn on_tcp() -> (Runtime, Arc<WirePlane>, MemoryDiscovery) {
-    let metrics = MetricsRegistry::default();
-    let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics);
-    let (plane, discovery) = (Arc::new(plane.unwrap()), MemoryDiscovery::new());
+    let plane = over_tcp(WireConfig::default(), &MetricsRegistry::default());
+    let discovery = MemoryDiscovery::new();
     let runtime = Runtime::new(Arc::new(discovery.clone()), plane.clone());
     (runtime, plane, discovery)
 }

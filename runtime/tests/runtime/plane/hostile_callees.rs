@@ -12,9 +12,7 @@ use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, MetricsRegistry, RequestContext,
 };
 use genset_runtime::discovery::Address;
-use genset_runtime::plane::{
-    RequestPlane, ResponseStream, TcpConfig, WireConfig, WirePlane, WireSecret,
-};
+use genset_runtime::plane::{RequestPlane, ResponseStream, WireConfig, WireSecret};
 use genset_wire::{
     Auth, Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request,
     encode_payload,
@@ -26,7 +24,7 @@ use tokio::time::Instant;
 
 use super::scripted::{FOUR_GIGABYTES, Peer, error, frame, hello, ping, until_counted};
 use super::suite::{Pair, border::deaf, count};
-use crate::support::{ctx, soon};
+use crate::support::{ctx, over_tcp, soon};
 
 /// A caller, and the listener it mistakes for a worker.
 struct Trap {
@@ -39,14 +37,13 @@ struct Trap {
 impl Trap {
     async fn set(config: WireConfig) -> Self {
         let metrics = MetricsRegistry::default();
-        let plane = WirePlane::tcp(TcpConfig::default(), config, &metrics).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = Address {
             plane: "tcp".into(),
             location: format!("{}/{:014x}", listener.local_addr().unwrap(), 1),
         };
         Self {
-            plane: Arc::new(plane),
+            plane: over_tcp(config, &metrics),
             metrics,
             listener,
             address,
@@ -58,10 +55,7 @@ impl Trap {
     }
 
     async fn call_as(&self, ctx: RequestContext) -> Result<ResponseStream<u32>, EngineError> {
-        let pair = Pair {
-            caller: Arc::clone(&self.plane),
-            callee: Arc::clone(&self.plane),
-        };
+        let pair = Pair::calling(self.plane.clone());
         pair.call_at(&self.address, (), ctx).await
     }
 
@@ -86,12 +80,9 @@ impl Trap {
 
     /// Workers other than the faulty one can still be called.
     async fn others_are_called(&self) {
-        let config = deaf();
-        let metrics = MetricsRegistry::default();
-        let other = WirePlane::tcp(TcpConfig::default(), config, &metrics).unwrap();
         let pair = Pair {
             caller: Arc::clone(&self.plane),
-            callee: Arc::new(other),
+            callee: over_tcp(deaf(), &MetricsRegistry::default()),
         };
         let served = pair.serve(count).await;
         let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
@@ -115,10 +106,7 @@ async fn requests_that_wait_for_a_full_connection_end_with_it() {
         ..deaf()
     })
     .await;
-    let pair = Pair {
-        caller: Arc::clone(&trap.plane),
-        callee: Arc::clone(&trap.plane),
-    };
+    let pair = Pair::calling(trap.plane.clone());
     let large = "x".repeat(1 << 20);
     let call = |ctx| pair.call_at::<_, u32>(&trap.address, large.clone(), ctx);
     let others = async {

@@ -8,13 +8,12 @@ use futures_util::future::join_all;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{ErrorKind, MetricsRegistry};
 use genset_runtime::discovery::{Discovery, MemoryDiscovery};
-use genset_runtime::plane::{TcpConfig, WirePlane};
 use genset_runtime::{GenerateClient, Runtime, SelectionMode};
 use tokio::net::TcpListener;
 
 use super::scripted::Peer;
 use crate::plane::deaf;
-use crate::support::{ctx, endpoint, record, request, soon, until};
+use crate::support::{ctx, endpoint, over_tcp, record, request, soon, until};
 
 const WORKERS: u64 = 8;
 
@@ -30,10 +29,9 @@ async fn dies(listener: &TcpListener, asked: &AtomicUsize) -> Infallible {
 
 #[tokio::test]
 async fn a_request_that_brings_down_its_worker_goes_to_few() {
-    let metrics = MetricsRegistry::default();
-    let plane = WirePlane::tcp(TcpConfig::default(), deaf(), &metrics).unwrap();
+    let plane = over_tcp(deaf(), &MetricsRegistry::default());
     let discovery = MemoryDiscovery::new();
-    let runtime = Runtime::new(Arc::new(discovery.clone()), Arc::new(plane));
+    let runtime = Runtime::new(Arc::new(discovery.clone()), plane);
     let endpoint = endpoint(&runtime, "generate");
     let lease = discovery.lease().await.unwrap();
     let mut listeners = Vec::new();

@@ -2,35 +2,25 @@
 //!
 //! Each test is both ends. Run again as a process with [`CHILD`] set, it is the worker, and sends its address to its parent.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry, RequestContext};
 use genset_runtime::discovery::Address;
-use genset_runtime::plane::{ResponseStream, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::plane::{ResponseStream, WireConfig};
 use rustix::process::Signal;
 
 use super::suite::Pair;
 use super::{deaf, wary};
 use crate::child::{Child, say};
-use crate::support::{ctx, soon};
+use crate::support::{ctx, over_tcp, soon};
 
 /// Set in the environment of a worker.
 const CHILD: &str = "GENSET_TEST_PLANE_CHILD";
 
-fn plane(config: WireConfig) -> Arc<WirePlane> {
-    let metrics = MetricsRegistry::default();
-    Arc::new(WirePlane::tcp(TcpConfig::default(), config, &metrics).unwrap())
-}
-
 /// Serves an endless stream of numbers, until it is killed.
 async fn be_the_worker() {
-    let plane = plane(deaf());
-    let pair = Pair {
-        caller: plane.clone(),
-        callee: plane,
-    };
+    let pair = Pair::calling(over_tcp(deaf(), &MetricsRegistry::default()));
     let served = pair
         .serve(|(): (), _ctx: RequestContext| {
             let items = stream::unfold(0u32, |next| async move {
@@ -64,11 +54,7 @@ impl Worker {
 
     /// Calls it from a plane with these limits, and reads some items.
     async fn streaming(&self, config: WireConfig) -> (Pair, ResponseStream<u32>) {
-        let caller = plane(config);
-        let pair = Pair {
-            callee: caller.clone(),
-            caller,
-        };
+        let pair = Pair::calling(over_tcp(config, &MetricsRegistry::default()));
         let response = pair.call_at::<(), u32>(&self.address, (), ctx()).await;
         let mut response = response.unwrap();
         for item in 0..10 {

@@ -109,6 +109,14 @@ impl Pair {
         Self::with(kind, deaf()).await
     }
 
+    /// A process that only calls.
+    pub(crate) fn calling(plane: Arc<dyn RequestPlane>) -> Self {
+        Self {
+            caller: Arc::clone(&plane),
+            callee: plane,
+        }
+    }
+
     /// Both ends with these limits.
     pub(crate) async fn with(kind: &dyn PlaneKind, config: WireConfig) -> Self {
         Self {

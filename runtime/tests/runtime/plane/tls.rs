@@ -362,11 +362,8 @@ async fn a_worker_that_never_answers_the_handshake_is_given_up() {
         connect_timeout: Duration::from_millis(100),
         ..deaf()
     };
-    let caller = Arc::new(WirePlane::tcp(tcp, impatient, &MetricsRegistry::default()).unwrap());
-    let pair = Pair {
-        callee: caller.clone(),
-        caller,
-    };
+    let caller = WirePlane::tcp(tcp, impatient, &MetricsRegistry::default());
+    let pair = Pair::calling(Arc::new(caller.unwrap()));
     let refused = error(pair.call_at::<u32, u32>(&address, 1, ctx()).await);
     assert_eq!(refused.kind(), ErrorKind::CannotConnect, "{refused}");
     says(refused.message(), &["did not answer in time"]);

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{MetricsRegistry, RequestContext};
-use genset_runtime::plane::{ResponseStream, Served, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::plane::{ResponseStream, Served, WireConfig};
 use tokio::sync::Notify;
 
 use super::scripted::until_counted;
 use super::suite::{Pair, border::deaf, count, name, serve};
 use super::tcp::process;
-use crate::support::{ctx, soon};
+use crate::support::{ctx, over_tcp, soon};
 
 /// A worker, and an honest caller with a stream that stays open.
 pub(super) struct Victim {
@@ -27,17 +27,14 @@ pub(super) struct Victim {
 impl Victim {
     pub(super) async fn start(config: WireConfig) -> Self {
         let metrics = MetricsRegistry::default();
-        let callee = WirePlane::tcp(TcpConfig::default(), config.clone(), &metrics);
+        let callee = over_tcp(config.clone(), &metrics);
         // The honest caller is patient: only its callee ends its connection.
         let patient = WireConfig {
             secret: config.secret,
             ..deaf()
         };
-        let caller = WirePlane::tcp(TcpConfig::default(), patient, &MetricsRegistry::default());
-        let pair = Pair {
-            caller: Arc::new(caller.unwrap()),
-            callee: Arc::new(callee.unwrap()),
-        };
+        let caller = over_tcp(patient, &MetricsRegistry::default());
+        let pair = Pair { caller, callee };
         let counting = pair.serve(count).await;
         let hanging = |(): (), _ctx: RequestContext| {
             let items: ResponseStream<u32> =
