@@ -8,6 +8,8 @@ mod memory;
 mod records;
 mod vital;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use genset_backend_common::EngineError;
@@ -26,6 +28,9 @@ use crate::names::EndpointName;
 
 /// Prefix of every key, with the version of the stored format.
 const ROOT: &str = "genset/v1/instances/";
+
+/// Pauses between attempts to open a watch, doubling from the first to the last.
+const WATCH_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// A key and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,4 +119,29 @@ pub fn prefix_of(endpoint: &EndpointName) -> String {
         "{ROOT}{}/{}/{}/",
         endpoint.namespace, endpoint.component, endpoint.endpoint
     )
+}
+
+/// Passes on the changes under a prefix until the future is dropped. Opens a watch again until discovery answers.
+pub(crate) async fn follow_changes(
+    discovery: &dyn Discovery,
+    prefix: &str,
+    mut pass_on: impl FnMut(Change) + Send,
+) {
+    let (shortest, longest) = WATCH_PAUSES;
+    let mut pause = shortest;
+    loop {
+        match discovery.watch(prefix).await {
+            Ok(mut watch) => {
+                pause = shortest;
+                while let Some(change) = watch.next().await {
+                    pass_on(change);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "discovery cannot be watched; known instances stay in use");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        }
+    }
 }

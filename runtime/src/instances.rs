@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, handles::Load};
+use genset_backend_common::handles::Load;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Records, Watch};
+use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Records, follow_changes};
 use crate::names::InstanceId;
 use crate::plane::RequestPlane;
 use crate::selection::Candidate;
@@ -275,13 +275,9 @@ impl Instances {
         }
     }
 
-    /// Follows discovery until its end or until the future is dropped.
+    /// Follows discovery until the future is dropped.
     pub(crate) async fn follow(self, discovery: Arc<dyn Discovery>, prefix: String) {
-        while let Some(mut watch) = watch_patiently(&*discovery, &prefix).await {
-            while let Some(change) = watch.next().await {
-                self.apply(change);
-            }
-        }
+        follow_changes(&*discovery, &prefix, move |change| self.apply(change)).await;
     }
 
     fn apply(&self, change: Change) {
@@ -401,26 +397,6 @@ fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> 
         rooms.sort_by_key(|(_, instance)| instance.record.instance);
     }
     rooms.into_iter().map(|(_, instance)| instance).collect()
-}
-
-/// Opens a watch, retrying until discovery answers.
-pub(crate) async fn watch_patiently(
-    discovery: &dyn Discovery,
-    prefix: &str,
-) -> Option<Box<dyn Watch>> {
-    let mut pause = Duration::from_millis(50);
-    loop {
-        match discovery.watch(prefix).await {
-            Ok(watch) => return Some(watch),
-            Err(error) => log_outage(&error),
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(5));
-    }
-}
-
-fn log_outage(error: &EngineError) {
-    tracing::warn!(%error, "discovery cannot be watched; known instances stay in use");
 }
 
 #[cfg(test)]

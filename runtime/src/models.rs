@@ -17,8 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::{Client, GenerateClient};
 use crate::component::Runtime;
-use crate::discovery::{Change, Entry, InstanceRecord, all_instances, prefix_of};
-use crate::instances::watch_patiently;
+use crate::discovery::{Change, Entry, InstanceRecord, all_instances, follow_changes, prefix_of};
 use crate::names::{EndpointName, InstanceId};
 use crate::registrar::{ArtifactRequest, endpoints};
 use crate::selection::SelectionMode;
@@ -274,38 +273,37 @@ fn another(artifact: &ArtifactRef) -> EngineError {
 async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>) {
     let mut records: BTreeMap<String, InstanceRecord> = BTreeMap::new();
     let mut reported = BTreeSet::new();
-    while let Some(mut watch) = watch_patiently(&**runtime.discovery(), &prefix).await {
-        while let Some(change) = watch.next().await {
-            match change {
-                Change::Snapshot(entries) => {
-                    let read = |entry: &Entry| {
-                        let record = runtime.records().read(entry)?;
-                        Some((entry.key.clone(), record))
-                    };
-                    records = entries.iter().filter_map(read).collect();
-                }
-                Change::Put(entry) => {
-                    // An invalid record replaces the previous one: its owner wrote it.
-                    records.remove(&entry.key);
-                    if let Some(record) = runtime.records().read(&entry) {
-                        records.insert(entry.key, record);
-                    }
-                }
-                Change::Removed(key) => drop(records.remove(&key)),
+    follow_changes(&**runtime.discovery(), &prefix, |change| {
+        match change {
+            Change::Snapshot(entries) => {
+                let read = |entry: &Entry| {
+                    let record = runtime.records().read(entry)?;
+                    Some((entry.key.clone(), record))
+                };
+                records = entries.iter().filter_map(read).collect();
             }
-            let now = Arc::new(by_model(records.values()));
-            reported = report(&now, reported);
-            models.send_if_modified(|known| {
-                let is_new = *known != now;
-                *known = now;
-                is_new
-            });
+            Change::Put(entry) => {
+                // An invalid record replaces the previous one: its owner wrote it.
+                records.remove(&entry.key);
+                if let Some(record) = runtime.records().read(&entry) {
+                    records.insert(entry.key, record);
+                }
+            }
+            Change::Removed(key) => drop(records.remove(&key)),
         }
-    }
+        let now = Arc::new(by_model(records.values()));
+        reported = report(&now, &reported);
+        models.send_if_modified(|known| {
+            let is_new = *known != now;
+            *known = now;
+            is_new
+        });
+    })
+    .await;
 }
 
 /// Logs the newly left-out workers; returns all left-out ones.
-fn report(models: &ModelMap, reported: BTreeSet<InstanceId>) -> BTreeSet<InstanceId> {
+fn report(models: &ModelMap, reported: &BTreeSet<InstanceId>) -> BTreeSet<InstanceId> {
     let mut all = BTreeSet::new();
     for (name, model) in models {
         for worker in &model.left_out {
