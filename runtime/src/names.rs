@@ -149,9 +149,6 @@ impl FromStr for EndpointName {
         } else {
             name.split('.').collect()
         };
-        if given.len() > DEFAULTS.len() {
-            return Err(NameError::TooManyParts { name: name.clone() });
-        }
         given.extend(DEFAULTS.into_iter().skip(given.len()));
         match given[..] {
             [namespace, component, endpoint] => Self::try_new(namespace, component, endpoint),
