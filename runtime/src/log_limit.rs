@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// The minimum time between two log lines for one reason: a port scanner must not fill the log.
-pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The last log time of each reason, and the number of events since. Clones share state.
 #[derive(Debug, Clone, Default)]

@@ -131,22 +131,6 @@ impl Drop for GaugeGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log_limit::LOG_INTERVAL;
-
-    #[tokio::test(start_paused = true)]
-    async fn every_refusal_is_counted_and_few_are_logged() {
-        let registry = MetricsRegistry::default();
-        let metrics = WireMetrics::new(&registry);
-        let logged = (0..1000).filter(|_| metrics.refused("version")).count();
-        assert_eq!(logged, 1);
-        tokio::time::advance(LOG_INTERVAL).await;
-        assert!(metrics.refused("version"));
-        let text = registry.encode();
-        assert!(
-            text.contains("genset_wire_refused_total{reason=\"version\"} 1001"),
-            "{text}"
-        );
-    }
 
     #[test]
     fn what_the_alert_of_strangers_asks_for_is_counted_from_nothing() {
