@@ -360,22 +360,10 @@ async fn a_card_that_names_too_much_is_no_model_and_is_counted() {
         size,
     };
     let lease = discovery.lease().await.unwrap();
-    for (times, artifacts) in [
-        vec![artifact(i64::MAX.unsigned_abs())],
-        vec![artifact(1); 1000],
-        vec![artifact(60 << 20); 16],
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        lease.put(lie(artifacts)).await.unwrap();
-        let counted = format!(
-            "genset_discovery_refused_records_total{{reason=\"artifacts\"}} {}\n",
-            times + 1
-        );
-        until(|| runtime.metrics().encode().contains(&counted)).await;
-        assert!(directory.subscribe().borrow().is_empty());
-    }
+    lease.put(lie(vec![artifact(1); 1000])).await.unwrap();
+    let counted = "genset_discovery_refused_records_total{reason=\"artifacts\"} 1\n";
+    until(|| runtime.metrics().encode().contains(counted)).await;
+    assert!(directory.subscribe().borrow().is_empty());
     // A valid record in its place is accepted.
     lease.put(lie(vec![artifact(60 << 20)])).await.unwrap();
     assert_eq!(model(&directory).await.card.name, "lie");
