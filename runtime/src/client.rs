@@ -200,7 +200,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
     ) -> Result<ResponseStream<Resp>, EngineError> {
         let in_flight = instance.enter();
         let record = &instance.record;
-        let called = plane::call(
+        let called = plane::call::<Req, Resp>(
             &*self.plane,
             &record.address,
             &record.endpoint,
