@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use genset_backend_common::worker::{WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, MetricsRegistry,
-    OutputStream, RequestContext, StartContext, async_trait,
+    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, OutputStream,
+    RequestContext, StartContext, async_trait,
     controls::{Adapter, ControlRequest},
 };
 use genset_frontend::FrontendConfig;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::client::soon;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, named,
     worker_config,
 };
 
@@ -100,13 +100,6 @@ async fn control(worker: &WorkerHandle, request: ControlRequest) {
     worker.control().control(request).await.unwrap();
 }
 
-async fn is_served(site: &Site, name: &str, is_wanted: bool) {
-    eventually("it is served, or is not", || {
-        site.server.models().get(name).is_some() == is_wanted
-    })
-    .await;
-}
-
 /// The list's entry for each model: name, root and parent.
 async fn listed(site: &Site) -> Vec<(String, Value, Value)> {
     let list = site.get("/v1/models").await.json();
@@ -123,7 +116,7 @@ async fn listed(site: &Site) -> Vec<(String, Value, Value)> {
 async fn an_adapter_is_a_model_whose_requests_name_it_to_the_engine() {
     let engine = Adapted::new();
     let site = Site::with_worker(config(), having(&["french", "org/poems"]), engine.clone()).await;
-    is_served(&site, "french", true).await;
+    site.serves("french", true).await;
     assert_eq!(
         listed(&site).await,
         [
@@ -175,11 +168,11 @@ async fn adapters_come_and_go_while_the_server_runs() {
     let base = site.server.models().get(MODEL).unwrap();
     let adapter = adapter("french");
     control(&site.worker, ControlRequest::LoadAdapter { adapter }).await;
-    is_served(&site, "french", true).await;
+    site.serves("french", true).await;
     assert_eq!(ask("french").await, 200);
     let name = "french".to_owned();
     control(&site.worker, ControlRequest::UnloadAdapter { name }).await;
-    is_served(&site, "french", false).await;
+    site.serves("french", false).await;
     // It was unloaded on purpose, so the server does not wait for it.
     assert_eq!(ask("french").await, 404);
     assert_eq!(ask(MODEL).await, 200);
@@ -192,16 +185,8 @@ async fn adapters_come_and_go_while_the_server_runs() {
 async fn a_request_reaches_a_worker_that_has_its_adapter() {
     let engines = [Adapted::new(), Adapted::new()];
     let site = Site::with_worker(config(), having(&["a"]), engines[0].clone()).await;
-    let metrics = MetricsRegistry::default();
-    let second = start_worker(
-        &site.runtime,
-        2,
-        engines[1].clone(),
-        having(&["b"]),
-        metrics,
-    )
-    .await;
-    is_served(&site, "b", true).await;
+    let second = site.join(2, engines[1].clone(), having(&["b"])).await;
+    site.serves("b", true).await;
     for _ in 0..4 {
         for name in ["a", "b"] {
             let body = completion("Hello", json!({"model": name}));
@@ -212,8 +197,8 @@ async fn a_request_reaches_a_worker_that_has_its_adapter() {
         assert_eq!(engine.named(), vec![Some(name.to_owned()); 4]);
     }
     soon(second.shutdown()).await;
-    is_served(&site, "b", false).await;
-    is_served(&site, "a", true).await;
+    site.serves("b", false).await;
+    site.serves("a", true).await;
     site.close().await;
 }
 
@@ -221,14 +206,9 @@ async fn a_request_reaches_a_worker_that_has_its_adapter() {
 async fn an_adapter_yields_to_a_model_of_its_name() {
     let engine = Adapted::new();
     let site = Site::with_worker(config(), having(&["other"]), engine.clone()).await;
-    is_served(&site, "other", true).await;
-    let other = WorkerConfig {
-        model_name: Some("other".into()),
-        ..worker_config()
-    };
+    site.serves("other", true).await;
     let script = Script::tokens(encode("two"));
-    let metrics = MetricsRegistry::default();
-    let second = start_worker(&site.runtime, 2, script, other, metrics).await;
+    let second = site.join(2, script, named("other")).await;
     let is_a_model = || {
         let model = site.server.models().get("other");
         model.is_some_and(|model| model.adapter.is_none())
@@ -252,16 +232,8 @@ async fn others_are_not_told_where_an_adapter_lies() {
         address: "0.0.0.0:0".parse().unwrap(),
         ..config()
     };
-    let runtime = genset_runtime::Runtime::in_process();
-    let metrics = runtime.metrics().clone();
-    let worker = start_worker(&runtime, 1, Adapted::new(), having(&["french"]), metrics).await;
-    let server = genset_frontend::FrontendServer::bind(&runtime, config).await;
-    let site = Site {
-        server: server.unwrap(),
-        runtime,
-        worker,
-    };
-    is_served(&site, "french", true).await;
+    let site = Site::with_worker(config, having(&["french"]), Adapted::new()).await;
+    site.serves("french", true).await;
     let french = listed(&site).await.remove(0);
     assert_eq!(french, ("french".into(), json!("french"), json!(MODEL)));
     site.close().await;

@@ -2,38 +2,20 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::output::{self, Finish, OutputStream};
-use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
-    RequestContext, StartContext, async_trait, card::Artifact, config::InputKind,
-};
+use genset_backend_common::output::Finish;
+use genset_backend_common::{Capabilities, EngineError, ErrorKind, Input, config::InputKind};
 use genset_frontend::FrontendConfig;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::client::{Response, request};
 use crate::golden::check;
+use crate::script::Script;
 use crate::support::{
     CHAT, COMPLETIONS, CONTEXT, MODEL, Site, chat, completion, config, echo, echo_text, encode,
-    tokenizer, worker_config,
+    json_file, tokenizer, with, with_file, worker_config,
 };
 
 const EMBEDDINGS: &str = "/v1/embeddings";
-
-/// An engine that embeds, or fails as a test requires.
-pub(crate) struct Embedder {
-    capabilities: Capabilities,
-    /// The inputs of every call so far, except the canary's.
-    calls: Mutex<Vec<Vec<Vec<u32>>>>,
-    fault: Mutex<Option<Fault>>,
-}
-
-/// The error of the next call.
-enum Fault {
-    Refusal(EngineError),
-    OneTooFew,
-}
 
 /// Distinguishes inputs by their length, first token and sum.
 fn embedding(tokens: &[u32]) -> Vec<f32> {
@@ -45,70 +27,48 @@ fn embedding(tokens: &[u32]) -> Vec<f32> {
         .to_vec()
 }
 
-impl Embedder {
-    /// An engine that only embeds.
-    pub(crate) fn any() -> Arc<Self> {
-        Self::new([InputKind::Embed])
-    }
-
-    fn new(inputs: impl IntoIterator<Item = InputKind>) -> Arc<Self> {
-        Arc::new(Self {
-            capabilities: Capabilities {
-                inputs: inputs.into_iter().collect(),
-                ..Capabilities::default()
-            },
-            calls: Mutex::default(),
-            fault: Mutex::default(),
-        })
-    }
-
-    fn calls(&self) -> Vec<Vec<Vec<u32>>> {
-        std::mem::take(&mut *self.calls.lock())
-    }
+/// An engine that only embeds.
+pub(crate) fn embedder() -> Arc<Script> {
+    embedder_that(|_| {})
 }
 
-#[async_trait]
-impl LLMEngine for Embedder {
-    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let config = EngineConfig::new("embedder", CONTEXT).with_vocab_size(2048);
-        Ok(config.with_capabilities(self.capabilities.clone()))
-    }
-
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let Input::Embed(inputs) = request.input else {
-            return Ok(output::stream(ctx, |_| async move { Ok(Finish::length()) }));
+/// Like [`embedder`]; `spoil` changes each call's embeddings.
+fn embedder_that(spoil: impl Fn(&mut Vec<Vec<f32>>) + Send + Sync + 'static) -> Arc<Script> {
+    let engine = Script::new(move |request, out| {
+        let Input::Embed(inputs) = &request.input else {
+            panic!("nothing to embed: {request:?}")
         };
-        let mut embeddings: Vec<Vec<f32>> = inputs.iter().map(|input| embedding(input)).collect();
-        match self.fault.lock().take() {
-            Some(Fault::Refusal(error)) => return Err(error),
-            Some(Fault::OneTooFew) => drop(embeddings.pop()),
-            None => {}
-        }
-        if *inputs != [[0]] {
-            self.calls.lock().push(inputs.into_inner());
-        }
-        Ok(output::stream(ctx, |out| async move {
+        let mut embeddings: Vec<_> = inputs.iter().map(|input| embedding(input)).collect();
+        spoil(&mut embeddings);
+        async move {
             out.embeddings(embeddings).await?;
             Ok(Finish::stop())
-        }))
-    }
+        }
+    });
+    engine.declaring(|can| {
+        *can = Capabilities {
+            inputs: [InputKind::Embed].into(),
+            ..Capabilities::default()
+        };
+    })
+}
 
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
+/// The inputs of every call so far.
+fn calls(engine: &Script) -> Vec<Vec<Vec<u32>>> {
+    let requests = engine.requests().into_iter();
+    let inputs = requests.map(|request| match request.input {
+        Input::Embed(inputs) => inputs.into_inner(),
+        Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Score(_) => Vec::new(),
+    });
+    inputs.collect()
 }
 
 /// A request with further fields.
 fn embed(input: impl Into<Value>, further: &Value) -> Value {
-    let mut body = json!({"model": MODEL, "input": input.into()});
-    for (name, value) in further.as_object().into_iter().flatten() {
-        body[name] = value.clone();
-    }
-    body
+    with(
+        json!({"model": MODEL, "input": input.into()}),
+        further.clone(),
+    )
 }
 
 /// The embeddings of a successful answer, by index.
@@ -125,7 +85,7 @@ fn vectors(response: &Response) -> Vec<Vec<f32>> {
 
 #[tokio::test]
 async fn embeddings() {
-    let site = Site::start(Embedder::new([InputKind::Embed])).await;
+    let site = Site::start(embedder()).await;
     let response = site
         .post(EMBEDDINGS, &embed(vec!["one two", "three"], &json!({})))
         .await;
@@ -140,7 +100,7 @@ async fn embeddings() {
 /// The model's post-processor adds what it expects around a prompt, as for completions.
 #[tokio::test]
 async fn text_and_its_tokens_have_one_embedding() {
-    let engine = Embedder::new([InputKind::Embed, InputKind::Tokens]);
+    let engine = embedder().declaring(|can| can.inputs.extend([InputKind::Tokens]));
     let site = Site::start(engine.clone()).await;
     let tokens = tokenizer().encode("one two", true).expect("tokens");
     let expected = vec![embedding(&tokens)];
@@ -156,18 +116,16 @@ async fn text_and_its_tokens_have_one_embedding() {
         assert_eq!(usage["prompt_tokens"], tokens.len());
         assert_eq!(usage["total_tokens"], tokens.len());
     }
-    assert_eq!(engine.calls(), vec![vec![tokens]; 4]);
+    assert_eq!(calls(&engine), vec![vec![tokens]; 4]);
     site.close().await;
 }
 
 #[tokio::test]
 async fn the_models_default_prompt_stands_before_texts_and_not_before_tokens() {
-    let mut worker = worker_config();
     let prompts = json!({"prompts": {"query": "two "}, "default_prompt_name": "query"});
     let name = "config_sentence_transformers.json";
-    let prompts = Artifact::new(name, prompts.to_string().into_bytes());
-    worker.artifacts.push(prompts);
-    let engine = Embedder::new([InputKind::Embed]);
+    let worker = with_file(worker_config(), name, prompts.to_string());
+    let engine = embedder();
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     let encode = |text: &str| tokenizer().encode(text, true).expect("tokens");
     let (prompted, plain) = (encode("two one"), encode("one"));
@@ -182,7 +140,7 @@ async fn the_models_default_prompt_stands_before_texts_and_not_before_tokens() {
 
 #[tokio::test]
 async fn a_large_batch_goes_to_the_engine_in_parts_and_keeps_its_order() {
-    let engine = Embedder::new([InputKind::Embed]);
+    let engine = embedder();
     let site = Site::start(engine.clone()).await;
     let inputs: Vec<Vec<u32>> = (1..=300).map(|token| vec![token; 3]).collect();
     let response = site
@@ -191,31 +149,18 @@ async fn a_large_batch_goes_to_the_engine_in_parts_and_keeps_its_order() {
     let expected: Vec<_> = inputs.iter().map(|input| embedding(input)).collect();
     assert_eq!(vectors(&response), expected);
     assert_eq!(response.json()["usage"]["prompt_tokens"], 900);
-    let calls = engine.calls();
+    let calls = calls(&engine);
     assert!(calls.len() > 1 && calls.iter().all(|call| call.len() <= 64));
     assert_eq!(calls.iter().map(Vec::len).sum::<usize>(), 300);
     site.close().await;
 }
 
-/// A Worker whose `config.json` also has these fields.
-fn with_config(further: Value) -> WorkerConfig {
-    let mut worker = worker_config();
-    for artifact in &mut worker.artifacts {
-        if artifact.reference.name == "config.json" {
-            let mut json: Value = serde_json::from_slice(&artifact.content).expect("JSON");
-            let fields = json.as_object_mut().expect("an object");
-            fields.extend(further.as_object().cloned().expect("an object"));
-            *artifact = Artifact::new("config.json", json.to_string().into_bytes());
-        }
-    }
-    worker
-}
-
 #[tokio::test]
 async fn embeddings_are_cut_only_where_the_model_was_trained_for_it() {
     let ask = async |model: Value, dimensions: u32| {
-        let worker = with_config(model);
-        let engine = Embedder::new([InputKind::Embed]);
+        let file = with(json_file("config.json"), model);
+        let worker = with_file(worker_config(), "config.json", file.to_string());
+        let engine = embedder();
         let site = Site::with_worker(config(), worker, engine).await;
         let further = json!({"dimensions": dimensions});
         let response = site.post(EMBEDDINGS, &embed(json!([3, 4]), &further)).await;
@@ -235,12 +180,9 @@ async fn embeddings_are_cut_only_where_the_model_was_trained_for_it() {
             vector.len() == 2 && vector.iter().zip(&expected).all(is_close),
             "{vector:?}"
         );
-        let (status, param, ..) = ask(model, 4).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("dimensions")));
+        ask(model, 4).await.blames("dimensions");
     }
-    let (status, param, code, _) = ask(json!({}), 2).await.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("dimensions")));
-    assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+    ask(json!({}), 2).await.does_not_support("dimensions");
 }
 
 #[tokio::test]
@@ -249,7 +191,7 @@ async fn bad_embeddings_requests_name_the_field() {
         max_embedding_inputs: 3,
         ..config()
     };
-    let site = Site::with(config, Embedder::new([InputKind::Embed])).await;
+    let site = Site::with(config, embedder()).await;
     let too_long = vec![1; CONTEXT as usize + 1];
     let too_long_text = "one ".repeat(CONTEXT as usize + 1);
     let cases = [
@@ -276,8 +218,7 @@ async fn bad_embeddings_requests_name_the_field() {
     ];
     for (field, further) in cases {
         let response = site.post(EMBEDDINGS, &embed("a", &further)).await;
-        let (status, param, _, message) = response.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some(field)), "{message}");
+        let message = response.blames(field);
         assert!(message.contains(field), "{message}");
         assert!(
             !message.contains("answer"),
@@ -300,14 +241,14 @@ async fn bad_embeddings_requests_name_the_field() {
 
 #[tokio::test]
 async fn an_engines_faults_are_told_as_what_they_are() {
-    let engine = Embedder::new([InputKind::Embed]);
+    let engine = embedder_that(|embeddings| drop(embeddings.pop()));
     let site = Site::start(engine.clone()).await;
     let full = EngineError::new(ErrorKind::Overloaded, "the queue is full");
-    *engine.fault.lock() = Some(Fault::Refusal(full));
+    engine.refuse(Some(full));
     let response = site.post(EMBEDDINGS, &embed("a", &json!({}))).await;
     assert!(response.header("retry-after").is_some());
     assert_eq!(response.status, 429, "{}", response.text());
-    *engine.fault.lock() = Some(Fault::OneTooFew);
+    engine.refuse(None);
     let response = site.post(EMBEDDINGS, &embed("a", &json!({}))).await;
     assert_eq!(response.status, 500);
     assert!(
@@ -322,21 +263,17 @@ async fn an_engines_faults_are_told_as_what_they_are() {
 #[tokio::test]
 async fn models_do_what_they_declare_and_no_more() {
     let site = Site::start(echo()).await;
-    let (status, param, _, message) = site
-        .post(EMBEDDINGS, &embed("a", &json!({})))
-        .await
-        .refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("model")));
+    let response = site.post(EMBEDDINGS, &embed("a", &json!({}))).await;
+    let message = response.blames("model");
     assert!(
         message.contains(MODEL) && message.contains("embeddings"),
         "{message}"
     );
     site.close().await;
-    let site = Site::start(Embedder::new([InputKind::Embed])).await;
+    let site = Site::start(embedder()).await;
     let body = chat("Hello", json!({}));
     for (path, body) in [(CHAT, body), (COMPLETIONS, completion("a", json!({})))] {
-        let (status, param, ..) = site.post(path, &body).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("model")));
+        site.post(path, &body).await.blames("model");
     }
     site.close().await;
 }
@@ -429,8 +366,7 @@ async fn bad_token_requests_name_the_field() {
         ),
     ];
     for (path, field, body) in cases {
-        let (status, param, _, message) = site.post(path, &body).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some(field)), "{message}");
+        site.post(path, &body).await.blames(field);
     }
     let body = json!({"model": "b", "prompt": "a"});
     assert_eq!(site.post("/tokenize", &body).await.status, 404);
@@ -523,6 +459,8 @@ async fn a_body_that_is_no_request_is_refused_by_every_route() {
     let site = Site::with(config, echo()).await;
     site.refuses_what_is_no_request(&[
         EMBEDDINGS,
+        "/v1/rerank",
+        "/v1/score",
         "/tokenize",
         "/detokenize",
         "/v1/messages",

@@ -1,71 +1,52 @@
 //! Batches whose models are not served yet, or no longer.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{EngineError, ErrorKind};
+use genset_frontend::FrontendConfig;
 use genset_frontend::batch::BATCH_URLS;
-use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
 use serde_json::{Value, json};
 
 use crate::batches::{batch_that, begin, begin_to, content, ended, kept_in, line, lines};
 use crate::client::soon;
 use crate::script::Script;
-use crate::support::{
-    CHAT, MODEL, Site, chat, echo, encode, eventually, start_worker, worker_config,
-};
+use crate::support::{CHAT, MODEL, Site, chat, echo, encode, eventually, named, worker_config};
 use crate::whole_bodies::reader;
+
+/// An engine that refuses every request.
+fn busy() -> Arc<Script> {
+    let engine = Script::tokens(encode("Hi"));
+    engine.refuse(Some(EngineError::new(ErrorKind::Overloaded, "it is full")));
+    engine
+}
 
 #[tokio::test]
 async fn a_batch_waits_for_its_model() {
     let folder = tempfile::tempdir().expect("a folder");
-    let runtime = Runtime::in_process();
     let config = FrontendConfig {
         model_linger: Duration::from_secs(3600),
         ..kept_in(folder.path(), |_| {})
     };
-    let server = FrontendServer::bind(&runtime, config)
-        .await
-        .expect("a port");
-    let worker = start_worker(
-        &runtime,
-        1,
-        echo(),
-        worker_config(),
-        runtime.metrics().clone(),
-    )
-    .await;
-    soon(server.models().any()).await.expect("a model");
-    soon(worker.shutdown()).await;
-    let worker = start_worker(
-        &runtime,
-        2,
-        Script::silent(5),
-        worker_config(),
-        Default::default(),
-    )
-    .await;
-    let mut site = Site {
-        runtime,
-        server,
-        worker,
+    let mut site = Site::with(config, echo()).await;
+    let brief = WorkerConfig {
+        grace: Duration::ZERO,
+        ..worker_config()
     };
+    site.replace_worker(2, Script::silent(5), brief).await;
     let id = begin(&site, &lines(&[line("a", "Hello")])).await;
     // It is called, its worker leaves, and another joins.
     batch_that(&site, &id, |batch| batch["status"] == "in_progress").await;
-    soon(site.worker.shutdown()).await;
-    let metrics = Default::default();
-    site.worker = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
+    site.replace_worker(3, echo(), worker_config()).await;
     let batch = ended(&site, &id, "completed").await;
     assert_eq!(
         batch["request_counts"],
         json!({"total": 1, "completed": 1, "failed": 0})
     );
-    site.server.shutdown(Duration::from_secs(30)).await;
-    soon(site.worker.shutdown()).await;
-    soon(site.runtime.shutdown()).await;
+    site.close().await;
 }
 
 /// Returns how many chats got this status.
@@ -87,9 +68,7 @@ async fn a_batch_waits_for_a_model_that_is_away_for_longer_than_it_lingers() {
         model_linger: Duration::ZERO,
         ..kept_in(folder.path(), |_| {})
     };
-    let full = Script::tokens(encode("Hi"));
-    full.refuse(Some(EngineError::new(ErrorKind::Overloaded, "it is full")));
-    let mut site = Site::with(config, full).await;
+    let mut site = Site::with(config, busy()).await;
     let mut unknown = line("b", "Hello");
     unknown["body"]["model"] = "nobody".into();
     let id = begin(&site, &lines(&[line("a", "Hello"), unknown])).await;
@@ -98,10 +77,9 @@ async fn a_batch_waits_for_a_model_that_is_away_for_longer_than_it_lingers() {
     // The batch does not wait for a model that was never served.
     batch_that(&site, &id, |batch| batch["request_counts"]["failed"] == 1).await;
     let before = answered(404);
-    soon(site.worker.shutdown()).await;
+    site.worker.stop_once();
     eventually("the model is not there", || answered(404) > before).await;
-    let metrics = Default::default();
-    site.worker = start_worker(&site.runtime, 2, echo(), worker_config(), metrics).await;
+    site.replace_worker(2, echo(), worker_config()).await;
     let batch = ended(&site, &id, "completed").await;
     let counts = json!({"total": 2, "completed": 1, "failed": 1});
     assert_eq!(batch["request_counts"], counts);
@@ -115,17 +93,13 @@ async fn a_line_that_only_its_engine_can_read_waits_for_it() {
     config.router.migration.wait = Duration::from_millis(1);
     let mut site = Site::with(config, reader()).await;
     site.worker.stop_once();
-    eventually("the model is gone", || {
-        site.server.models().get(MODEL).is_none()
-    })
-    .await;
+    site.serves(MODEL, false).await;
     let mut its_own = line("a", "Hello");
     its_own["body"]["a_field_of_its_own"] = 1.into();
     let id = begin(&site, &lines(&[its_own])).await;
     let is_asked = || count_of_chats(&site.runtime, 503) > 0;
     eventually("the model is asked", is_asked).await;
-    let metrics = Default::default();
-    site.worker = start_worker(&site.runtime, 2, reader(), worker_config(), metrics).await;
+    site.replace_worker(2, reader(), worker_config()).await;
     let batch = ended(&site, &id, "completed").await;
     let answers = content(&site, &batch["output_file_id"]).await;
     assert_eq!(answers[0]["response"]["body"]["object"], "its own");
@@ -141,16 +115,9 @@ async fn lines_that_wait_for_a_model_hold_up_none_of_another() {
             batches.concurrency = NonZeroUsize::MIN;
         })
     };
-    let full = Script::tokens(encode("Hi"));
-    full.refuse(Some(EngineError::new(ErrorKind::Overloaded, "it is full")));
-    let mut site = Site::with(config, full).await;
-    let other = WorkerConfig {
-        model_name: Some("other".into()),
-        ..worker_config()
-    };
-    let metrics = Default::default();
-    let second = start_worker(&site.runtime, 2, echo(), other, metrics).await;
-    eventually("both are served", || site.server.models().all().len() == 2).await;
+    let mut site = Site::with(config, busy()).await;
+    let second = site.join(2, echo(), named("other")).await;
+    site.serves("other", true).await;
     let mut of_other = line("b", "Hello");
     of_other["body"]["model"] = "other".into();
     let id = begin(&site, &lines(&[line("a", "Hello"), of_other])).await;
@@ -162,8 +129,7 @@ async fn lines_that_wait_for_a_model_hold_up_none_of_another() {
         batch["request_counts"]["completed"] == 1
     })
     .await;
-    let metrics = Default::default();
-    let third = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
+    let third = site.join(3, echo(), worker_config()).await;
     let batch = ended(&site, &id, "completed").await;
     assert_eq!(batch["request_counts"]["completed"], 2);
     soon(third.shutdown()).await;
@@ -177,20 +143,10 @@ async fn a_line_goes_on_when_its_model_is_there_however_long_others_wait() {
         model_linger: Duration::ZERO,
         ..kept_in(folder.path(), |_| {})
     };
-    let busy = || {
-        let script = Script::tokens(encode("Hi"));
-        script.refuse(Some(EngineError::new(ErrorKind::Overloaded, "it is full")));
-        script
-    };
     let mut site = Site::with(config, busy()).await;
-    let other = WorkerConfig {
-        model_name: Some("other".into()),
-        ..worker_config()
-    };
     let full = busy();
-    let metrics = Default::default();
-    let second = start_worker(&site.runtime, 2, full.clone(), other, metrics).await;
-    eventually("both are served", || site.server.models().all().len() == 2).await;
+    let second = site.join(2, full.clone(), named("other")).await;
+    site.serves("other", true).await;
     let mut of_other = line("b", "Hello");
     of_other["body"]["model"] = "other".into();
     let id = begin(&site, &lines(&[line("a", "Hello"), of_other])).await;
@@ -199,8 +155,7 @@ async fn a_line_goes_on_when_its_model_is_there_however_long_others_wait() {
     let first = std::mem::replace(&mut site.worker, second);
     soon(first.shutdown()).await;
     eventually("the model is not there", || answered(404) > 0).await;
-    let metrics = Default::default();
-    let third = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
+    let third = site.join(3, echo(), worker_config()).await;
     batch_that(&site, &id, |batch| {
         batch["request_counts"]["completed"] == 1
     })
@@ -234,18 +189,9 @@ async fn after_a_restart_batches_of_every_endpoint_wait_for_their_model() {
         model_linger: Duration::from_secs(3600),
         ..kept_in(folder.path(), |_| {})
     };
-    let other = || WorkerConfig {
-        model_name: Some("other".into()),
-        ..worker_config()
-    };
     let mut site = Site::with(config(), echo()).await;
-    soon(site.worker.shutdown()).await;
-    let metrics = Default::default();
-    site.worker = start_worker(&site.runtime, 2, echo(), other(), metrics).await;
-    eventually("the model is gone", || {
-        site.server.models().get(MODEL).is_none()
-    })
-    .await;
+    site.replace_worker(2, echo(), named("other")).await;
+    site.serves(MODEL, false).await;
     let mut begun = Vec::new();
     for url in BATCH_URLS {
         let (line, endpoint) = request_to(url);
@@ -253,20 +199,17 @@ async fn after_a_restart_batches_of_every_endpoint_wait_for_their_model() {
         batch_that(&site, &id, |batch| batch["status"] == "in_progress").await;
         begun.push((id, url, endpoint));
     }
-    soon(site.server.shutdown(Duration::ZERO)).await;
-    soon(site.worker.shutdown()).await;
-    soon(site.runtime.shutdown()).await;
+    site.abort().await;
 
     // On the next server, the other model appears first.
-    let site = Site::with_worker(config(), other(), echo()).await;
+    let site = Site::with_worker(config(), named("other"), echo()).await;
     for (_, _, endpoint) in &begun {
         let refused =
             format!("genset_http_requests_total{{endpoint=\"{endpoint}\",status=\"404\"}}");
         let is_refused = || site.runtime.metrics().encode().contains(&refused);
         eventually("the model is asked for", is_refused).await;
     }
-    let metrics = Default::default();
-    let worker = start_worker(&site.runtime, 2, echo(), worker_config(), metrics).await;
+    let worker = site.join(2, echo(), worker_config()).await;
     for (id, url, _) in begun {
         let batch = ended(&site, &id, "completed").await;
         if url == "/v1/embeddings" {
@@ -277,8 +220,6 @@ async fn after_a_restart_batches_of_every_endpoint_wait_for_their_model() {
             assert_eq!(batch["request_counts"]["completed"], 1, "{url} {batch}");
         }
     }
-    soon(site.server.shutdown(Duration::from_secs(30))).await;
     soon(worker.shutdown()).await;
-    soon(site.worker.shutdown()).await;
-    soon(site.runtime.shutdown()).await;
+    site.close().await;
 }

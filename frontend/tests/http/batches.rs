@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::LLMEngine;
-use genset_backend_common::output::Finish;
 use genset_frontend::{BatchConfig, FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::sync::Semaphore;
 
 use crate::access::{bearer, site_with_keys_and};
 use crate::client::{Client, Response, request, soon};
@@ -230,27 +228,10 @@ async fn every_request_is_answered_in_the_order_of_the_input() {
     assert_eq!(left, expected);
 }
 
-/// An engine that answers once it is given a permit.
-fn gated() -> (Arc<Script>, Arc<Semaphore>) {
-    let gate = Arc::new(Semaphore::new(0));
-    let opened = Arc::clone(&gate);
-    let engine = Script::new(move |_, out| {
-        let gate = Arc::clone(&opened);
-        async move {
-            gate.acquire().await.expect("open").forget();
-            for token in encode("It is.") {
-                out.token(token).await?;
-            }
-            Ok(Finish::stop())
-        }
-    });
-    (engine, gate)
-}
-
 #[tokio::test]
 async fn a_restart_asks_nothing_twice_that_was_answered() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (engine, gate) = gated();
+    let (engine, gate) = Script::gated(Vec::new(), encode("It is."));
     gate.add_permits(3);
     let one = |batches: &mut BatchConfig| batches.concurrency = 1.try_into().expect("one");
     let site = Site::with(kept_in(folder.path(), one), engine.clone()).await;
@@ -262,15 +243,8 @@ async fn a_restart_asks_nothing_twice_that_was_answered() {
         batch["request_counts"]["completed"] == 3
     })
     .await;
-    let Site {
-        runtime,
-        server,
-        worker,
-    } = site;
     // The fourth is in progress, and is aborted.
-    soon(server.shutdown(Duration::ZERO)).await;
-    soon(worker.shutdown()).await;
-    soon(runtime.shutdown()).await;
+    site.abort().await;
     let seen = engine.requests().len();
     assert!((3..=4).contains(&seen), "{seen}");
 
@@ -338,7 +312,7 @@ async fn an_input_that_is_none_fails_with_its_lines() {
 #[tokio::test]
 async fn a_batch_that_is_cancelled_keeps_what_was_answered() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (engine, gate) = gated();
+    let (engine, gate) = Script::gated(Vec::new(), encode("It is."));
     gate.add_permits(2);
     let site = site(&folder, engine.clone()).await;
     let asked: Vec<Value> = (0..5)
@@ -373,9 +347,7 @@ async fn what_is_not_answered_in_time_is_an_error() {
     let site1 = site(&folder, Script::silent(5)).await;
     let id = begin(&site1, &lines(&[line("a", "Hello"), line("b", "Hello")])).await;
     batch_that(&site1, &id, |batch| batch["status"] == "in_progress").await;
-    soon(site1.server.shutdown(Duration::ZERO)).await;
-    soon(site1.worker.shutdown()).await;
-    soon(site1.runtime.shutdown()).await;
+    site1.abort().await;
     // A day later.
     let path = folder.path().join("batches").join(format!("{id}.json"));
     let mut record: Value =
@@ -415,7 +387,7 @@ async fn files_and_batches_are_their_owners() {
         .json();
     let file = file["id"].as_str().expect("an id");
     let stolen = ask("POST", "/v1/batches", &b, &batch_of(file)).await;
-    assert_eq!(stolen.refusal().1.as_deref(), Some("input_file_id"));
+    stolen.blames("input_file_id");
     let batch = ask("POST", "/v1/batches", &a, &batch_of(file)).await.json();
     let id = batch["id"].as_str().expect("an id");
     for path in [

@@ -61,12 +61,33 @@ impl Response {
         events.collect()
     }
 
+    /// The JSON of each event of a streamed answer, without the last event, `[DONE]`.
+    pub(crate) fn chunks(&self) -> Vec<Value> {
+        let events = self.events().into_iter();
+        let chunks = events.filter(|event| event != "[DONE]");
+        chunks
+            .map(|chunk| serde_json::from_str(&chunk).expect("an event is JSON"))
+            .collect()
+    }
+
+    /// The JSON of each event of a streamed answer; each event has the name of its type.
+    pub(crate) fn named_events(&self) -> Vec<Value> {
+        let event = |event: &str| {
+            let (name, data) = event.split_once('\n').expect("two lines");
+            let data = data.strip_prefix("data: ").expect("data");
+            let data: Value = serde_json::from_str(data).expect("an event is JSON");
+            let kind = data["type"].as_str().expect("a type");
+            assert_eq!(name, format!("event: {kind}"));
+            data
+        };
+        self.text().split_terminator("\n\n").map(event).collect()
+    }
+
     /// The text of choice `index` of a streamed answer, and its finish reason.
     pub(crate) fn streamed(&self, index: usize) -> (String, Option<String>) {
         let (mut text, mut reason) = (String::new(), None);
-        for event in self.events().iter().filter(|event| *event != "[DONE]") {
-            let event: Value = serde_json::from_str(event).expect("an event is JSON");
-            for choice in event["choices"].as_array().into_iter().flatten() {
+        for chunk in self.chunks() {
+            for choice in chunk["choices"].as_array().into_iter().flatten() {
                 if choice["index"] != index {
                     continue;
                 }
@@ -89,6 +110,22 @@ impl Response {
         let field = |name: &str| error[name].as_str().map(str::to_owned);
         let message = field("message").unwrap_or_else(|| panic!("no error in {}", self.text()));
         (self.status, field("param"), field("code"), message)
+    }
+
+    /// Checks that this is a 400 because of `param`. Returns its message.
+    #[track_caller]
+    pub(crate) fn blames(&self, param: &str) -> String {
+        let (status, blamed, _, message) = self.refusal();
+        assert_eq!((status, blamed.as_deref()), (400, Some(param)), "{message}");
+        message
+    }
+
+    /// Checks that this is a 400 because the server or the model does not support `param`. Returns its message.
+    #[track_caller]
+    pub(crate) fn does_not_support(&self, param: &str) -> String {
+        let code = self.refusal().2;
+        assert_eq!(code.as_deref(), Some("unsupported_parameter"), "{param}");
+        self.blames(param)
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use genset_backend_common::output::Finish;
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -15,38 +14,19 @@ use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, eventually};
 
 /// An engine that sends one token, and finishes once it is given a permit.
 fn gated() -> (Arc<Script>, Arc<Semaphore>) {
-    let gate = Arc::new(Semaphore::new(0));
-    let opener = Arc::clone(&gate);
-    let engine = Script::new(move |_, out| {
-        let gate = Arc::clone(&gate);
-        async move {
-            out.token(100).await?;
-            if let Ok(permit) = gate.acquire().await {
-                permit.forget();
-            }
-            out.token(101).await?;
-            Ok(Finish::stop())
-        }
-    });
-    (engine, opener)
+    Script::gated(vec![100], vec![101])
 }
 
 #[tokio::test]
 async fn draining_finishes_what_runs_and_refuses_what_comes() {
     let (engine, gate) = gated();
     let site = Site::start(engine.clone()).await;
-    let mut running = site.connect().await;
-    let body = chat("Hello", json!({"stream": true})).to_string();
-    running.send(post(CHAT, body)).await;
+    let body = chat("Hello", json!({"stream": true}));
+    let mut running = site.begin(CHAT, &body).await;
     running.head("POST").await.expect("a head");
     running.event().await.expect("the role");
-    let mut whole = site.connect().await;
-    whole
-        .send(post(
-            COMPLETIONS,
-            completion("Hello", json!({})).to_string(),
-        ))
-        .await;
+    let body = completion("Hello", json!({}));
+    let mut whole = site.begin(COMPLETIONS, &body).await;
     eventually("both run", || engine.active() == 2).await;
 
     site.server.drain();
@@ -106,9 +86,8 @@ async fn shutdown_waits_for_running_answers() {
     let mut idle = site.connect().await;
     idle.send(get("/live")).await;
     idle.response().await;
-    let mut running = site.connect().await;
-    let body = chat("Hello", json!({"stream": true})).to_string();
-    running.send(post(CHAT, body)).await;
+    let body = chat("Hello", json!({"stream": true}));
+    let mut running = site.begin(CHAT, &body).await;
     eventually("it runs", || engine.active() == 1).await;
     let shutdown = site.server.shutdown(Duration::from_secs(60));
     let client = async {
@@ -132,11 +111,7 @@ async fn shutdown_drops_what_outlasts_its_grace() {
     let site = Site::start(engine.clone()).await;
     let mut clients = Vec::new();
     for further in [json!({}), json!({"stream": true}), json!({"n": 2})] {
-        let mut client = site.connect().await;
-        client
-            .send(post(CHAT, chat("Hello", further).to_string()))
-            .await;
-        clients.push(client);
+        clients.push(site.begin(CHAT, &chat("Hello", further)).await);
     }
     eventually("they run", || engine.active() == 4).await;
     soon(site.server.shutdown(Duration::from_millis(1))).await;
@@ -150,14 +125,11 @@ async fn shutdown_drops_what_outlasts_its_grace() {
 async fn what_is_cut_short_ends_with_an_error_that_says_so() {
     let engine = Script::silent(100);
     let site = Site::start(engine.clone()).await;
-    let mut streamed = site.connect().await;
-    let body = chat("Hello", json!({"stream": true})).to_string();
-    streamed.send(post(CHAT, body)).await;
+    let body = chat("Hello", json!({"stream": true}));
+    let mut streamed = site.begin(CHAT, &body).await;
     streamed.head("POST").await.expect("a head");
     streamed.event().await.expect("the role");
-    let mut whole = site.connect().await;
-    let body = chat("Hello", json!({})).to_string();
-    whole.send(post(CHAT, body)).await;
+    let mut whole = site.begin(CHAT, &chat("Hello", json!({}))).await;
     eventually("both run", || engine.active() == 2).await;
 
     site.server.cut_short();

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{GenerateRequest, LLMEngine, card::Artifact};
+use genset_backend_common::{GenerateRequest, LLMEngine};
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 
-use crate::apis::Embedder;
+use crate::apis::embedder;
 use crate::client::request;
-use crate::scores::Scorer;
+use crate::scores::scorer;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, echo, echo_text, encode,
-    pairs_worker_config, worker_config,
+    CHAT, COMPLETIONS, MODEL, Site, TOKENIZER_FILE, chat, completion, config, echo, echo_text,
+    encode, file, json_file, pairs_worker_config, with_file, with_template, worker_config,
 };
 
 /// Returns the requests that the engine gets for a chat with `further` fields.
@@ -119,11 +119,7 @@ async fn values_that_ask_for_nothing_are_taken() {
 #[tokio::test]
 async fn effort_reaches_a_template_that_reads_it() {
     let template = "{{ messages[0].content }}{% if reasoning_effort is defined %}, {{ reasoning_effort }}{% endif %}";
-    let mut worker = worker_config();
-    worker.artifacts.push(Artifact::new(
-        "chat_template.jinja",
-        template.as_bytes().to_vec(),
-    ));
+    let worker = with_template(worker_config(), template);
     let engine = Script::tokens(encode("Hi"));
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     for (further, expected) in [
@@ -155,13 +151,6 @@ async fn effort_reaches_a_template_that_reads_it() {
 
 /// Each API with all of its hints, and the header's value for them.
 fn hints() -> [(&'static str, Value, &'static str); 4] {
-    let hinting = |mut body: Value, hints: Value| {
-        let fields = hints.as_object().unwrap().clone();
-        body.as_object_mut().unwrap().extend(fields);
-        body
-    };
-    let message =
-        json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]});
     [
         (
             CHAT,
@@ -181,21 +170,19 @@ fn hints() -> [(&'static str, Value, &'static str); 4] {
         ),
         (
             "/v1/responses",
-            hinting(
-                json!({"model": MODEL, "input": "Hi"}),
-                json!({
-                    "service_tier": "flex", "text": {"verbosity": "low"}, "safety_identifier": "s",
-                    "reasoning": {"effort": "low", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
-                }),
-            ),
+            json!({
+                "model": MODEL, "input": "Hi", "service_tier": "flex", "text": {"verbosity": "low"},
+                "safety_identifier": "s", "reasoning": {"effort": "low", "summary": "auto"},
+                "include": ["reasoning.encrypted_content"],
+            }),
             "include[0], text.verbosity, reasoning.summary, safety_identifier, service_tier, reasoning.effort",
         ),
         (
             "/v1/messages",
-            hinting(
-                message,
+            chat(
+                "Hi",
                 json!({
-                    "service_tier": "priority", "speed": "fast", "metadata": {"user_id": "u"},
+                    "max_tokens": 4, "service_tier": "priority", "speed": "fast", "metadata": {"user_id": "u"},
                     "output_config": {"effort": "low"},
                 }),
             ),
@@ -238,9 +225,9 @@ async fn hints_are_named_where_nothing_is_generated() {
             counted,
             "cache_control, output_config.effort",
         ),
-        (Scorer::any(), "/v1/rerank", ranked, "user"),
-        (Scorer::any(), "/v1/score", scored, "user"),
-        (Embedder::any(), "/v1/embeddings", embedded, "user"),
+        (scorer(), "/v1/rerank", ranked, "user"),
+        (scorer(), "/v1/score", scored, "user"),
+        (embedder(), "/v1/embeddings", embedded, "user"),
     ];
     for (engine, path, body, ignored) in cases {
         let site = Site::with_worker(config(), pairs_worker_config(), engine).await;
@@ -266,13 +253,13 @@ async fn a_strict_server_refuses_hints_that_ask_for_something() {
         (json!({"verbosity": "low"}), "verbosity"),
         (json!({"reasoning_effort": "low"}), "reasoning_effort"),
     ] {
-        let (status, got, code, _) = site.post(CHAT, &chat("Hi", hint)).await.refusal();
-        assert_eq!((status, got.as_deref()), (400, Some(param)));
-        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        site.post(CHAT, &chat("Hi", hint))
+            .await
+            .does_not_support(param);
     }
     let asked = json!({"model": MODEL, "input": "Hi", "reasoning": {"effort": "low"}});
-    let (_, param, ..) = site.post("/v1/responses", &asked).await.refusal();
-    assert_eq!(param.as_deref(), Some("reasoning.effort"));
+    let refused = site.post("/v1/responses", &asked).await;
+    refused.blames("reasoning.effort");
     // Values that were always accepted still are.
     let harmless = chat(
         "Hi",
@@ -439,18 +426,13 @@ async fn token_ids_out_of_the_vocabulary_are_refused_by_name_and_id() {
 /// A decoder that strips a text's first space, as in SentencePiece models, strips a chat's, but not that after a prompt.
 #[tokio::test]
 async fn a_completion_keeps_the_space_behind_its_prompt() {
-    let mut worker = worker_config();
-    for artifact in &mut worker.artifacts {
-        if artifact.reference.name == "tokenizer.json" {
-            let mut file: Value = serde_json::from_slice(&artifact.content).expect("JSON");
-            file["decoder"] = json!({"type": "Sequence", "decoders": [
-                {"type": "Replace", "pattern": {"String": "Ġ"}, "content": " "},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ]});
-            *artifact = Artifact::new("tokenizer.json", file.to_string().into_bytes());
-        }
-    }
+    let mut tokenizer = json_file(TOKENIZER_FILE);
+    tokenizer["decoder"] = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "Ġ"}, "content": " "},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]});
+    let worker = with_file(worker_config(), TOKENIZER_FILE, tokenizer.to_string());
     let site = Site::with_worker(config(), worker, Script::tokens(encode(" Paris"))).await;
     for (further, content) in [
         (json!({}), " Paris"),
@@ -471,17 +453,12 @@ async fn a_completion_keeps_the_space_behind_its_prompt() {
 /// A tokenizer with infill tokens makes the prompt of a suffix; any other refuses it by name.
 #[tokio::test]
 async fn a_suffix_stands_behind_the_answer_where_the_model_has_tokens_for_it() {
-    let mut worker = worker_config();
-    for artifact in &mut worker.artifacts {
-        if artifact.reference.name == "tokenizer.json" {
-            let file = String::from_utf8(artifact.content.to_vec()).expect("text");
-            let file = file
-                .replace("<|im_start|>", "<fim_prefix>")
-                .replace("<|im_end|>", "<fim_suffix>")
-                .replace("<|endoftext|>", "<fim_middle>");
-            *artifact = Artifact::new("tokenizer.json", file.into_bytes());
-        }
-    }
+    let tokenizer = String::from_utf8(file(TOKENIZER_FILE).to_vec()).expect("text");
+    let tokenizer = tokenizer
+        .replace("<|im_start|>", "<fim_prefix>")
+        .replace("<|im_end|>", "<fim_suffix>")
+        .replace("<|endoftext|>", "<fim_middle>");
+    let worker = with_file(worker_config(), TOKENIZER_FILE, tokenizer);
     let engine = Script::tokens(encode("b"));
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     let body = completion(vec!["a", "c"], json!({"suffix": "d", "echo": true}));
@@ -499,19 +476,16 @@ async fn a_suffix_stands_behind_the_answer_where_the_model_has_tokens_for_it() {
         assert_eq!(request.tokens().expect("tokens"), expected.concat());
     }
     let tokens = completion(encode("a"), json!({"suffix": "d"}));
-    let (status, param, ..) = site.post(COMPLETIONS, &tokens).await.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("prompt")));
+    site.post(COMPLETIONS, &tokens).await.blames("prompt");
     site.close().await;
     for engine in [echo(), echo_text()] {
         let site = Site::start(engine).await;
         let body = completion("a", json!({"suffix": "d"}));
-        let (status, param, code, _) = site.post(COMPLETIONS, &body).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("suffix")));
-        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        let response = site.post(COMPLETIONS, &body).await;
+        response.does_not_support("suffix");
         let body = completion("a", json!({"echo": true, "logprobs": 1}));
-        let (status, param, code, message) = site.post(COMPLETIONS, &body).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("echo")));
-        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        let response = site.post(COMPLETIONS, &body).await;
+        let message = response.does_not_support("echo");
         assert!(
             message.contains("log probabilities of the prompt"),
             "{message}"

@@ -303,14 +303,6 @@ async fn refusals() {
         json!({"chat_template_kwargs": []}),
         json!({"tpyo": 1}),
     ];
-    let mut shown = String::new();
-    for further in cases {
-        let response = site.post(CHAT, &chat("Hello", further.clone())).await;
-        let error = response.json()["error"].clone();
-        let mut asked = further.to_string();
-        asked.truncate(80);
-        shown += &format!("{asked}\n  {} {error}\n", response.status);
-    }
     let completions = [
         json!({"prompt": null}),
         json!({"prompt": {}}),
@@ -331,9 +323,12 @@ async fn refusals() {
         json!({"response_format": {"type": "text"}}),
         json!({"messages": []}),
     ];
-    for further in completions {
-        let body = completion("Hello", further.clone());
-        let response = site.post(COMPLETIONS, &body).await;
+    let chats = cases.map(|further| (CHAT, chat("Hello", further.clone()), further));
+    let completions =
+        completions.map(|further| (COMPLETIONS, completion("Hello", further.clone()), further));
+    let mut shown = String::new();
+    for (path, body, further) in chats.into_iter().chain(completions) {
+        let response = site.post(path, &body).await;
         let error = response.json()["error"].clone();
         let mut asked = further.to_string();
         asked.truncate(80);
@@ -347,12 +342,8 @@ async fn refusals() {
 /// The status was sent long before: the error is an event, and the stream does not end with `[DONE]`.
 #[tokio::test]
 async fn an_error_after_the_first_token() {
-    let engine = Script::new(|_, out| async move {
-        for token in encode("so far so good") {
-            out.token(token).await?;
-        }
-        Err(EngineError::internal("the device fell off the bus"))
-    });
+    let error = EngineError::internal("the device fell off the bus");
+    let engine = Script::failing(encode("so far so good"), error);
     let site = Site::start(engine.clone()).await;
     let body = chat("Hello", json!({"stream": true}));
     check("error_streamed", &site.post(CHAT, &body).await);

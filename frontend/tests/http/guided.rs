@@ -1,14 +1,11 @@
 //! Structured output: passed to engines that declare it, refused by others.
 
 use genset_backend_common::output::Finish;
-use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{GuidedDecoding, config::GuidedKind};
 use serde_json::{Value, json};
 
 use crate::script::Script;
-use crate::support::{
-    CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, worker_config,
-};
+use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, parsing};
 
 /// Each way to request it, the field to blame if it is not supported, and what the engine receives.
 fn ways() -> Vec<(Value, &'static str, GuidedDecoding)> {
@@ -76,16 +73,12 @@ async fn an_engine_that_declares_it_is_told() {
 async fn an_engine_that_does_not_refuses_by_name() {
     let site = Site::start(echo()).await;
     for (further, field, _) in ways() {
-        let (status, param, code, _) = site.post(CHAT, &chat("Hi", further)).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some(field)));
-        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        let response = site.post(CHAT, &chat("Hi", further)).await;
+        response.does_not_support(field);
     }
     let format = json!({"response_format": {"type": "text"}});
-    let refusal = site
-        .post(COMPLETIONS, &completion("Hi", format))
-        .await
-        .refusal();
-    assert_eq!(refusal.1.as_deref(), Some("response_format"));
+    let response = site.post(COMPLETIONS, &completion("Hi", format)).await;
+    response.blames("response_format");
     site.close().await;
 }
 
@@ -115,11 +108,7 @@ async fn a_bound_answer_is_all_content() {
         }
         Ok(Finish::stop())
     });
-    let worker = WorkerConfig {
-        tool_parser: Some("hermes".into()),
-        reasoning_parser: Some("deepseek_r1".into()),
-        ..worker_config()
-    };
+    let worker = parsing("hermes", "deepseek_r1");
     let site = Site::with_worker(config(), worker, engine.declaring_guided()).await;
     let free = site.post(CHAT, &chat("Hi", json!({}))).await.json();
     let message = &free["choices"][0]["message"];

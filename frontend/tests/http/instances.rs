@@ -5,24 +5,21 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
-    EngineError, ErrorKind, MetricsRegistry, RequestField, Role,
-    card::{Artifact, EndpointType},
+    EngineError, ErrorKind, MetricsRegistry, RequestField, Role, card::EndpointType,
 };
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
 use genset_runtime::discovery::MemoryDiscovery;
 use genset_runtime::plane::MemoryPlane;
 use serde_json::json;
-use tokio::sync::Semaphore;
 
-use crate::client::{post, soon};
+use crate::client::{Client, get, post, request, soon};
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
-    worker_config,
+    CHAT, COMPLETIONS, MODEL, Site, TOKENIZER_FILE, chat, completion, config, encode, eventually,
+    named, start_worker, with_file, worker_config,
 };
 
 /// Texts that distinguish two engines.
@@ -48,8 +45,7 @@ async fn requests_take_turns_and_pass_by_a_refusal() {
     let mut waits_little = config();
     waits_little.router.migration.wait = Duration::from_millis(1);
     let site = Site::with(waits_little, one.clone()).await;
-    let metrics = MetricsRegistry::default();
-    let second = start_worker(&site.runtime, 2, two.clone(), worker_config(), metrics).await;
+    let second = site.join(2, two.clone(), worker_config()).await;
     for _ in 0..10 {
         ask(&site).await;
     }
@@ -86,50 +82,21 @@ async fn requests_take_turns_and_pass_by_a_refusal() {
 
 #[tokio::test]
 async fn a_draining_worker_finishes_and_the_other_takes_over() {
-    let gate = Arc::new(Semaphore::new(0));
-    let opener = Arc::clone(&gate);
-    let slow = Script::new(move |_, out| {
-        let gate = Arc::clone(&gate);
-        async move {
-            out.token(100).await?;
-            if let Ok(permit) = gate.acquire().await {
-                permit.forget();
-            }
-            Ok(Finish::stop())
-        }
-    });
-    let runtime = Runtime::in_process();
-    let first = start_worker(
-        &runtime,
-        1,
-        slow.clone(),
-        worker_config(),
-        MetricsRegistry::default(),
-    )
-    .await;
-    let server = FrontendServer::bind(&runtime, config())
-        .await
-        .expect("a port");
-    soon(server.models().any()).await.expect("a model");
-    let mut running = crate::client::Client::connect(server.address()).await;
-    let body = chat("Hello", json!({"stream": true})).to_string();
-    running.send(post(CHAT, body)).await;
+    let (slow, gate) = Script::gated(vec![100], Vec::new());
+    let mut site = Site::start(slow.clone()).await;
+    let body = chat("Hello", json!({"stream": true}));
+    let mut running = site.begin(CHAT, &body).await;
     eventually("it runs", || slow.active() == 1).await;
 
     let two = Script::tokens(encode("two"));
-    let metrics = runtime.metrics().clone();
-    let worker = start_worker(&runtime, 2, two.clone(), worker_config(), metrics).await;
+    let second = site.join(2, two, worker_config()).await;
+    let first = std::mem::replace(&mut site.worker, second);
     first.stop();
-    let site = Site {
-        runtime,
-        server,
-        worker,
-    };
     for _ in 0..20 {
         assert_eq!(ask(&site).await, (200, "two".into()));
     }
     assert_eq!(slow.requests().len(), 1);
-    opener.add_permits(1);
+    gate.add_permits(1);
     let events = running.response().await.events();
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     assert!(soon(first.stopped()).await.error.is_none());
@@ -140,40 +107,21 @@ async fn a_draining_worker_finishes_and_the_other_takes_over() {
 #[tokio::test]
 async fn a_request_waits_for_a_model_whose_last_worker_has_just_gone() {
     let [one, two] = one_and_two();
-    let runtime = Runtime::in_process();
-    let metrics = MetricsRegistry::default();
-    let first = start_worker(&runtime, 1, one, worker_config(), metrics).await;
     let mut waits_long = config();
     waits_long.router.migration.wait = Duration::from_secs(60);
-    let server = FrontendServer::bind(&runtime, waits_long)
-        .await
-        .expect("a port");
-    soon(server.models().any()).await.expect("a model");
-    soon(first.shutdown()).await;
-    eventually("the model is gone", || server.models().get(MODEL).is_none()).await;
+    let mut site = Site::with(waits_long, one).await;
+    site.worker.stop_once();
+    site.serves(MODEL, false).await;
 
     // A client that sets a deadline does not wait longer.
-    let ask = |head: &str| {
-        let request = chat("Hello", json!({})).to_string();
-        let bytes = String::from_utf8(post(CHAT, request)).expect("text");
-        bytes
-            .replacen("\r\n", &format!("\r\n{head}"), 1)
-            .into_bytes()
-    };
-    let mut hurried = crate::client::Client::connect(server.address()).await;
-    hurried.send(ask("x-request-timeout: 0.05\r\n")).await;
-    assert_eq!(soon(hurried.response()).await.status, 503);
+    let body = chat("Hello", json!({}));
+    let headers = "x-request-timeout: 0.05\r\n";
+    let hurried = request("POST", CHAT, headers, body.to_string());
+    assert_eq!(site.send(hurried).await.status, 503);
 
-    let mut waiting = crate::client::Client::connect(server.address()).await;
-    waiting.send(ask("")).await;
-    let metrics = runtime.metrics().clone();
-    let worker = start_worker(&runtime, 2, two, worker_config(), metrics).await;
-    assert_eq!(soon(waiting.response()).await.status, 200);
-    let site = Site {
-        runtime,
-        server,
-        worker,
-    };
+    let mut waiting = site.begin(CHAT, &body).await;
+    site.worker = site.join(2, two, worker_config()).await;
+    assert_eq!(waiting.response().await.status, 200);
     site.close().await;
 }
 
@@ -182,14 +130,8 @@ async fn models_come_and_go_with_their_workers() {
     let [one, two] = one_and_two();
     let runtime = Runtime::in_process();
     let metrics = runtime.metrics().clone();
-    let first = start_worker(
-        &runtime,
-        1,
-        one,
-        worker_config(),
-        MetricsRegistry::default(),
-    )
-    .await;
+    let of_first = MetricsRegistry::default();
+    let first = start_worker(&runtime, 1, one, worker_config(), of_first).await;
     let forgetful = FrontendConfig {
         model_linger: Duration::ZERO,
         ..config()
@@ -208,13 +150,13 @@ async fn models_come_and_go_with_their_workers() {
     eventually("the model is gone", || server.models().get(MODEL).is_none()).await;
     let address = server.address();
     let send = |bytes: Vec<u8>| async move {
-        let mut client = crate::client::Client::connect(address).await;
+        let mut client = Client::connect(address).await;
         client.send(bytes).await;
         client.response().await
     };
-    let list = send(crate::client::get("/v1/models")).await.json();
+    let list = send(get("/v1/models")).await.json();
     assert_eq!(list["data"], json!([]));
-    let ready = send(crate::client::get("/ready")).await;
+    let ready = send(get("/ready")).await;
     assert_eq!(ready.status, 503);
     let (status, param, code, _) = send(post(CHAT, chat("Hello", json!({})).to_string()))
         .await
@@ -230,7 +172,7 @@ async fn models_come_and_go_with_their_workers() {
         patient.models().get(MODEL).is_none()
     })
     .await;
-    let mut client = crate::client::Client::connect(patient.address()).await;
+    let mut client = Client::connect(patient.address()).await;
     client
         .send(post(CHAT, chat("Hello", json!({})).to_string()))
         .await;
@@ -272,10 +214,7 @@ async fn a_lost_lease_is_taken_again() {
     };
     for _ in 0..3 {
         discovery.expire_leases();
-        eventually("it is listed again", || {
-            site.server.models().get(MODEL).is_some()
-        })
-        .await;
+        site.serves(MODEL, true).await;
         let mut answer = ask(&site).await;
         // Between two listings there may be no worker.
         while answer.0 != 200 {
@@ -302,8 +241,7 @@ async fn aliases_and_endpoint_types_are_the_cards() {
         assert_eq!(response.status, 200);
         assert_eq!(response.json()["model"], name);
         let body = chat("Hello", json!({"model": name}));
-        let (status, param, _, message) = site.post(CHAT, &body).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("model")));
+        let message = site.post(CHAT, &body).await.blames("model");
         assert!(message.contains("does not offer chat"), "{message}");
         assert_eq!(site.get(&format!("/v1/models/{name}")).await.status, 200);
         let awaited = soon(site.server.models().named(name)).await.unwrap();
@@ -323,15 +261,8 @@ async fn aliases_and_endpoint_types_are_the_cards() {
 async fn a_request_only_reaches_workers_of_its_model() {
     let [one, two] = one_and_two();
     let site = Site::start(one).await;
-    let other = WorkerConfig {
-        model_name: Some("other".into()),
-        ..worker_config()
-    };
-    let second = start_worker(&site.runtime, 2, two, other, MetricsRegistry::default()).await;
-    eventually("both are served", || {
-        site.server.models().get("other").is_some()
-    })
-    .await;
+    let second = site.join(2, two, named("other")).await;
+    site.serves("other", true).await;
     for _ in 0..10 {
         assert_eq!(ask(&site).await, (200, "one".into()));
         let body = completion("Hello", json!({"model": "other"}));
@@ -350,13 +281,9 @@ async fn a_worker_stopped_in_the_middle_ends_its_streams() {
         ..worker_config()
     };
     let site = Site::with_worker(config(), brief, engine.clone()).await;
-    let mut running = site.connect().await;
-    let body = chat("Hello", json!({"stream": true})).to_string();
-    running.send(post(CHAT, body)).await;
-    let mut whole = site.connect().await;
-    whole
-        .send(post(CHAT, chat("Hello", json!({})).to_string()))
-        .await;
+    let streamed = chat("Hello", json!({"stream": true}));
+    let mut running = site.begin(CHAT, &streamed).await;
+    let mut whole = site.begin(CHAT, &chat("Hello", json!({}))).await;
     eventually("both run", || engine.active() == 2).await;
     site.worker.stop();
     let events = running.response().await.events();
@@ -411,12 +338,10 @@ async fn a_model_beyond_the_most_has_to_wait_for_a_place() {
     let site = Site::with_worker(config, worker_config(), one).await;
     // A name that sorts first takes no place from a served model.
     let another = WorkerConfig {
-        model_name: Some("another".into()),
         aliases: vec!["its-alias".into()],
-        ..worker_config()
+        ..named("another")
     };
-    let metrics = MetricsRegistry::default();
-    let second = start_worker(&site.runtime, 2, two, another, metrics).await;
+    let second = site.join(2, two, another).await;
     let left_out = || site.metric("genset_frontend_left_out_models");
     eventually("it is left out", || left_out() > 0.0).await;
     assert_eq!(ask(&site).await, (200, "one".into()));
@@ -453,8 +378,7 @@ async fn a_worker_whose_card_differs_is_named_with_what_differs() {
         context_length_tokens: Some(100),
         ..worker_config()
     };
-    let metrics = MetricsRegistry::default();
-    let second = start_worker(&site.runtime, 2, two.clone(), other, metrics).await;
+    let second = site.join(2, two.clone(), other).await;
     let left_out = r#"genset_frontend_left_out_workers{model="tiny"}"#;
     eventually("it is counted", || site.metric(left_out) > 0.0).await;
     let differing = detail().await;
@@ -479,13 +403,11 @@ async fn a_worker_whose_card_differs_is_named_with_what_differs() {
 async fn a_model_is_told_with_the_load_of_each_of_its_workers() {
     let busy = Script::silent(100);
     let site = Site::start(busy.clone()).await;
-    let mut running = site.connect().await;
-    let body = chat("Hello", json!({"stream": true})).to_string();
-    running.send(post(CHAT, body)).await;
+    let body = chat("Hello", json!({"stream": true}));
+    let running = site.begin(CHAT, &body).await;
     eventually("it runs", || busy.active() == 1).await;
     let idle = Script::tokens(encode("two"));
-    let metrics = MetricsRegistry::default();
-    let second = start_worker(&site.runtime, 2, idle, worker_config(), metrics).await;
+    let second = site.join(2, idle, worker_config()).await;
     let live = || site.server.models().workers(MODEL);
     eventually("both are known", || {
         live().is_some_and(|live| live.instances().len() == 2)
@@ -511,12 +433,7 @@ async fn a_model_is_told_with_the_load_of_each_of_its_workers() {
 /// Most workers publish another card, which at first cannot be prepared.
 #[tokio::test]
 async fn a_model_is_served_by_its_old_card_until_the_new_one_is_ready() {
-    let mut broken = worker_config();
-    for artifact in &mut broken.artifacts {
-        if artifact.reference.name == "tokenizer.json" {
-            *artifact = Artifact::new("tokenizer.json", b"{".to_vec());
-        }
-    }
+    let broken = with_file(worker_config(), TOKENIZER_FILE, "{");
     let good = WorkerConfig {
         context_length_tokens: Some(100),
         ..worker_config()
@@ -529,10 +446,7 @@ async fn a_model_is_served_by_its_old_card_until_the_new_one_is_ready() {
         });
         let site = Site::start(one).await;
         let start = async |ids: [u64; 2], publishing: &WorkerConfig| {
-            let [first, second] = ids.map(|id| {
-                let (engine, metrics) = (two.clone(), MetricsRegistry::default());
-                start_worker(&site.runtime, id, engine, publishing.clone(), metrics)
-            });
+            let [first, second] = ids.map(|id| site.join(id, two.clone(), publishing.clone()));
             tokio::join!(first, second)
         };
         let workers = start([2, 3], &broken).await;

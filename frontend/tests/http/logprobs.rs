@@ -6,11 +6,8 @@ use crate::client::Response;
 use crate::golden::check;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, Site, chat, completion, echo, echo_text, encode, thinking_and_calling,
-    tokenizer,
+    CHAT, COMPLETIONS, Site, chat, completion, echo, echo_text, encode, tokenizer,
 };
-
-use crate::support::config;
 
 #[tokio::test]
 async fn every_shape() {
@@ -36,13 +33,7 @@ async fn every_shape() {
 fn contents(response: &Response, choices: usize) -> Vec<Vec<Value>> {
     let whole: Vec<Value> = match response.header("content-type") {
         Some("application/json") => vec![response.json()],
-        _ => {
-            let events = response.events().into_iter();
-            let events = events.filter(|event| event != "[DONE]");
-            events
-                .map(|event| serde_json::from_str(&event).expect("an event is JSON"))
-                .collect()
-        }
+        _ => response.chunks(),
     };
     let mut contents = vec![Vec::new(); choices];
     for part in whole {
@@ -140,7 +131,7 @@ async fn the_bytes_are_the_text() {
 async fn they_come_along_where_the_answer_is_taken_apart() {
     let text = "<think>\nhm\n</think>\n\nYes.<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
     let engine = Script::rated(encode(text));
-    let site = Site::with_worker(config(), thinking_and_calling(), engine).await;
+    let site = Site::thinking_and_calling(engine).await;
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     for stream in [false, true] {
         let further = json!({"tools": tools, "logprobs": true, "stream": stream});
@@ -156,22 +147,19 @@ async fn an_engine_without_them_or_with_fewer_refuses() {
     for engine in [echo(), echo_text()] {
         let site = Site::start(engine).await;
         let asked = json!({"logprobs": true});
-        let (status, param, code, _) = site.post(CHAT, &chat("Hi", asked)).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("logprobs")));
-        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        let response = site.post(CHAT, &chat("Hi", asked)).await;
+        response.does_not_support("logprobs");
         site.close().await;
     }
     let site = Site::start(Script::rated(encode("Hi"))).await;
     let asked = json!({"logprobs": true, "top_logprobs": 6});
-    let (status, param, _, message) = site.post(CHAT, &chat("Hi", asked)).await.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("top_logprobs")));
+    let response = site.post(CHAT, &chat("Hi", asked)).await;
+    let message = response.blames("top_logprobs");
     assert!(message.contains("at most 5"), "{message}");
     let asked = completion("Hi", json!({"logprobs": 6}));
-    let (status, param, ..) = site.post(COMPLETIONS, &asked).await.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("logprobs")));
+    site.post(COMPLETIONS, &asked).await.blames("logprobs");
     let asked = completion("Hi", json!({"logprobs": 1, "echo": true}));
-    let (status, param, ..) = site.post(COMPLETIONS, &asked).await.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("echo")));
+    site.post(COMPLETIONS, &asked).await.blames("echo");
     site.close().await;
 }
 

@@ -1,22 +1,17 @@
 //! Anthropic's Messages API, from outside.
 
-use std::sync::Arc;
-
-use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
+use genset_backend_common::{EngineError, ErrorKind};
 use serde_json::{Value, json};
 
 use crate::client::{Response, request};
 use crate::golden;
 use crate::script::Script;
 use crate::support::{
-    CHAT, MODEL, Site, chat, config, echo, encode, thinking_and_calling, tokenizer,
+    CALLS, CHAT, Site, chat, config, echo, encode, thinking_and_calling, tokenizer, with,
+    with_template,
 };
 
 pub(crate) const MESSAGES: &str = "/v1/messages";
-
-const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
-    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
 
 fn tools() -> Value {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
@@ -25,38 +20,12 @@ fn tools() -> Value {
 
 /// A user's message, with further fields.
 pub(crate) fn message(text: &str, further: Value) -> Value {
-    let mut body = json!({
-        "model": MODEL, "max_tokens": 512, "messages": [{"role": "user", "content": text}],
-    });
-    for (name, value) in further.as_object().into_iter().flatten() {
-        body[name] = value.clone();
-    }
-    body
-}
-
-async fn site(engine: Arc<dyn LLMEngine>) -> Site {
-    Site::with_worker(config(), thinking_and_calling(), engine).await
-}
-
-/// The events of a streamed message; each has the name of its type.
-fn events(response: &Response) -> Vec<Value> {
-    let text = response.text();
-    let event = |event: &str| {
-        let (name, data) = event.split_once('\n').expect("two lines");
-        let data = data.strip_prefix("data: ").expect("data");
-        let data: Value = serde_json::from_str(data).expect("an event is JSON");
-        assert_eq!(
-            name,
-            format!("event: {}", data["type"].as_str().expect("a type"))
-        );
-        data
-    };
-    text.split_terminator("\n\n").map(event).collect()
+    chat(text, with(json!({"max_tokens": 512}), further))
 }
 
 /// Assembles a streamed message as Anthropic's clients do.
 pub(crate) fn joined(response: &Response) -> Value {
-    let mut events = events(response).into_iter();
+    let mut events = response.named_events().into_iter();
     let start = events.next().expect("a first event");
     assert_eq!(start["type"], "message_start");
     let mut message = start["message"].clone();
@@ -142,7 +111,7 @@ async fn messages_whole_and_streamed() {
 
 #[tokio::test]
 async fn thoughts_text_and_calls_are_blocks() {
-    let site = site(Script::tokens(encode(CALLS))).await;
+    let site = Site::thinking_and_calling(Script::tokens(encode(CALLS))).await;
     let thinking = json!({"type": "adaptive"});
     let body = json!({"tools": tools(), "thinking": thinking});
     golden::check(
@@ -167,7 +136,7 @@ async fn streamed_and_whole_messages_agree() {
     ];
     let thinking = json!({"type": "enabled", "budget_tokens": 1024});
     for text in texts {
-        let site = site(Script::tokens(encode(text))).await;
+        let site = Site::thinking_and_calling(Script::tokens(encode(text))).await;
         for further in [
             json!({}),
             json!({"tools": tools()}),
@@ -192,7 +161,7 @@ async fn streamed_and_whole_messages_agree() {
 
 #[tokio::test]
 async fn thoughts_are_shown_only_to_those_who_ask() {
-    let site = site(Script::tokens(encode("<think>Hm.</think>Yes."))).await;
+    let site = Site::thinking_and_calling(Script::tokens(encode("<think>Hm.</think>Yes."))).await;
     let kinds = async |further: Value| {
         let response = site.post(MESSAGES, &message("Well?", further)).await;
         let content = response.json()["content"].clone();
@@ -216,7 +185,7 @@ async fn thoughts_are_shown_only_to_those_who_ask() {
 
 #[tokio::test]
 async fn the_reason_says_why_it_ended() {
-    let site = site(Script::tokens(encode(CALLS))).await;
+    let site = Site::thinking_and_calling(Script::tokens(encode(CALLS))).await;
     let reason = async |further: Value| {
         let response = site.post(MESSAGES, &message("Weather?", further)).await;
         response.json()["stop_reason"].clone()
@@ -242,9 +211,7 @@ const SHOWS_ALL: &str = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{
 #[tokio::test]
 async fn a_conversation_reaches_the_template_as_a_chat() {
     let engine = Script::tokens(encode("Hi"));
-    let mut worker = thinking_and_calling();
-    let template = Artifact::new("chat_template.jinja", SHOWS_ALL.as_bytes().to_vec());
-    worker.artifacts.push(template);
+    let worker = with_template(thinking_and_calling(), SHOWS_ALL);
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     let cached = json!({"type": "ephemeral"});
     let messages = json!([
@@ -325,11 +292,8 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ]})
     };
     let tool = |further: Value| {
-        let mut tool = json!({"name": "f", "input_schema": {"type": "object"}});
-        for (name, value) in further.as_object().into_iter().flatten() {
-            tool[name] = value.clone();
-        }
-        json!({"tools": [tool]})
+        let tool = json!({"name": "f", "input_schema": {"type": "object"}});
+        json!({"tools": [with(tool, further)]})
     };
     let block = "messages[0].content[0]";
     let cases = [
@@ -476,7 +440,7 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
 #[tokio::test]
 async fn errors_have_anthropics_shape_and_types() {
     let engine = Script::tokens(encode("Hi"));
-    let site = site(engine.clone()).await;
+    let site = Site::thinking_and_calling(engine.clone()).await;
     let missing = message("Hello", json!({"model": "claude"}));
     golden::check("messages_no_model", &site.post(MESSAGES, &missing).await);
     let long = "many words ".repeat(3000);
@@ -513,12 +477,8 @@ async fn errors_have_anthropics_shape_and_types() {
 
 #[tokio::test]
 async fn an_error_after_the_first_token_is_an_event_and_the_end() {
-    let engine = Script::new(|_, out| async move {
-        for token in encode("so far so good") {
-            out.token(token).await?;
-        }
-        Err(EngineError::internal("the device fell off the bus"))
-    });
+    let error = EngineError::internal("the device fell off the bus");
+    let engine = Script::failing(encode("so far so good"), error);
     let site = Site::start(engine.clone()).await;
     let body = message("Hello", json!({"stream": true}));
     golden::check("messages_error_streamed", &site.post(MESSAGES, &body).await);
@@ -532,9 +492,8 @@ async fn an_error_after_the_first_token_is_an_event_and_the_end() {
 async fn a_client_that_leaves_cancels_its_message() {
     let engine = Script::silent(encode("Hi").first().copied().expect("a token"));
     let site = Site::start(engine.clone()).await;
-    let mut client = site.connect().await;
-    let body = message("Hello", json!({"stream": true})).to_string();
-    client.send(request("POST", MESSAGES, "", body)).await;
+    let body = message("Hello", json!({"stream": true}));
+    let mut client = site.begin(MESSAGES, &body).await;
     let head = client.head("POST").await.expect("a head");
     assert_eq!(head.status, 200);
     assert!(client.piece().await.is_some());

@@ -48,11 +48,7 @@ async fn every_state_of_a_request_is_counted() {
     let site = Site::with_worker(config(), narrow, engine).await;
     let mut clients = Vec::new();
     for further in [json!({}), json!({"stream": true})] {
-        let mut client = site.connect().await;
-        client
-            .send(post(CHAT, chat("Hello", further).to_string()))
-            .await;
-        clients.push(client);
+        clients.push(site.begin(CHAT, &chat("Hello", further)).await);
         let asked = clients.len();
         let count = f64::from(u32::try_from(asked).expect("few"));
         eventually("it is on its way", || {

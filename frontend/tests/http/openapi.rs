@@ -16,7 +16,6 @@ use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob, TopLogprob
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
     Input, LLMEngine,
-    card::Artifact,
     config::{GuidedKind, InputKind},
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
@@ -29,7 +28,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Response, request};
 use crate::script::Script;
-use crate::support::{MODEL, Site, config, encode, pairs_worker_config};
+use crate::support::{MODEL, Site, config, encode, pairs_worker_config, with_template};
 use document::{Document, Judge, Operation};
 
 /// Accepts every message, in any order, with tools and effort.
@@ -117,12 +116,10 @@ impl Server {
             .enable_all()
             .build()
             .expect("a runtime");
-        let mut worker = WorkerConfig {
+        let worker = WorkerConfig {
             tool_parser: Some("hermes".into()),
-            ..pairs_worker_config()
+            ..with_template(pairs_worker_config(), TEMPLATE)
         };
-        let template = Artifact::new("chat_template.jinja", TEMPLATE.as_bytes().to_vec());
-        worker.artifacts.push(template);
         let folder = folder_of_batches();
         let batches = BatchConfig {
             folder: Some(folder.path().to_owned()),

@@ -6,17 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::output::Finish;
-use genset_backend_common::worker::{WorkerConfig, WorkerHandle};
-use genset_backend_common::{EngineError, LLMEngine, MetricsRegistry, RequestField};
+use genset_backend_common::worker::WorkerHandle;
+use genset_backend_common::{EngineError, LLMEngine, RequestField};
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::client::{Client, post, request, soon};
+use crate::client::{Client, request, soon};
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
-    worker_config,
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, named,
 };
 
 const RUNNING: &str = r#"genset_frontend_model_running_requests{model="tiny"}"#;
@@ -24,21 +23,7 @@ const WAITING: &str = r#"genset_frontend_model_waiting_requests{model="tiny"}"#;
 
 /// An engine that sends "Yes" for every permit that it is given.
 fn gated() -> (Arc<Script>, Arc<Semaphore>) {
-    let gate = Arc::new(Semaphore::new(0));
-    let opener = Arc::clone(&gate);
-    let engine = Script::new(move |_, out| {
-        let gate = Arc::clone(&gate);
-        async move {
-            if let Ok(permit) = gate.acquire().await {
-                permit.forget();
-            }
-            for token in encode("Yes") {
-                out.token(token).await?;
-            }
-            Ok(Finish::stop())
-        }
-    });
-    (engine, opener)
+    Script::gated(Vec::new(), encode("Yes"))
 }
 
 /// A site that runs `running` requests of a model at once and lets `waiting` more wait.
@@ -53,16 +38,9 @@ async fn site(running: usize, waiting: usize, engine: Arc<dyn LLMEngine>) -> Sit
 
 /// A second model, which answers at once.
 async fn other_model(site: &Site) -> WorkerHandle {
-    let config = WorkerConfig {
-        model_name: Some("other".into()),
-        ..worker_config()
-    };
     let engine = Script::tokens(encode("No"));
-    let worker = start_worker(&site.runtime, 2, engine, config, MetricsRegistry::default()).await;
-    eventually("it is served", || {
-        site.server.models().get("other").is_some()
-    })
-    .await;
+    let worker = site.join(2, engine, named("other")).await;
+    site.serves("other", true).await;
     worker
 }
 
@@ -73,8 +51,7 @@ fn hello() -> Value {
 /// Sends a request and waits until it is counted by `metric`.
 async fn send(site: &Site, body: &Value, metric: &str) -> Client {
     let before = site.metric(metric);
-    let mut client = site.connect().await;
-    client.send(post(CHAT, body.to_string())).await;
+    let client = site.begin(CHAT, body).await;
     eventually("it is counted", || site.metric(metric) > before).await;
     client
 }
@@ -195,10 +172,7 @@ async fn a_client_that_leaves_frees_its_place_whether_it_runs_or_waits() {
 
 #[tokio::test]
 async fn an_error_frees_the_place_before_and_after_the_first_byte() {
-    let engine = Script::new(|_, out| async move {
-        out.token(100).await?;
-        Err::<Finish, _>(EngineError::internal("broken"))
-    });
+    let engine = Script::failing(vec![100], EngineError::internal("broken"));
     let site = site(1, 0, engine.clone()).await;
     for stream in [false, true, false] {
         let response = site
@@ -312,8 +286,7 @@ async fn a_request_has_so_many_choices_under_way_and_no_more() {
         let mut body = completion(vec!["Hi"; 4], json!({"n": 10, "stream": stream}));
         // The seeds of each prompt's choices count from here.
         body["seed"] = 0.into();
-        let mut client = site.connect().await;
-        client.send(post(COMPLETIONS, body.to_string())).await;
+        let mut client = site.begin(COMPLETIONS, &body).await;
         // The first choice of each of the four prompts waits, and is released once all before the next one have begun.
         for begun in [11, 21, 31, CHOICES] {
             let has_begun = || engine.requests().len() - before >= begun;

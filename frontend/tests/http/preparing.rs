@@ -8,8 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use genset_backend_common::worker::{WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, ModelCard, Output, RequestContext,
-    async_trait, card::Artifact,
+    EngineError, ErrorKind, GenerateRequest, ModelCard, Output, RequestContext, async_trait,
 };
 use genset_frontend::FrontendServer;
 use genset_runtime::plane::{Handler, ResponseStream};
@@ -20,20 +19,16 @@ use crate::batches::{batch_that, begin, ended, kept_in, line, lines};
 use crate::client::{Client, post, request, soon};
 use crate::script::Script;
 use crate::support::{
-    COMPLETIONS, MODEL, Site, completion, config, encode, eventually, start_worker, worker_config,
+    COMPLETIONS, MODEL, Site, TOKENIZER_FILE, completion, config, encode, eventually, named,
+    start_worker, with_file, worker_config,
 };
 
 #[tokio::test]
 async fn a_model_that_cannot_be_prepared_is_not_awaited_by_any_of_its_names() {
-    let mut broken = WorkerConfig {
+    let broken = WorkerConfig {
         aliases: vec!["gpt-4o".into()],
-        ..worker_config()
+        ..with_file(worker_config(), TOKENIZER_FILE, "{")
     };
-    for artifact in &mut broken.artifacts {
-        if artifact.reference.name == "tokenizer.json" {
-            *artifact = Artifact::new("tokenizer.json", b"{".to_vec());
-        }
-    }
     let runtime = Runtime::in_process();
     let metrics = runtime.metrics().clone();
     let engine = Script::tokens(encode("one"));
@@ -112,13 +107,8 @@ async fn list_busy(site: &Site) -> (Serving, Serving) {
 
 /// Starts a worker of the model `busy` that is not busy.
 async fn start_second(site: &Site) -> WorkerHandle {
-    let second = WorkerConfig {
-        model_name: Some("busy".into()),
-        ..worker_config()
-    };
     let engine = Script::tokens(encode("two"));
-    let metrics = MetricsRegistry::default();
-    start_worker(&site.runtime, 3, engine, second, metrics).await
+    site.join(3, engine, named("busy")).await
 }
 
 /// A server says that it has no place for a model, or that it does not know it, only if that is true.
@@ -128,16 +118,16 @@ async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
     waits_long.router.migration.wait = Duration::from_secs(60);
     let site = Site::with(waits_long, Script::tokens(encode("one"))).await;
     let (files, listed) = list_busy(&site).await;
-    let asked = completion("Hello", json!({"model": "busy"})).to_string();
-    let hurried = request("POST", COMPLETIONS, "x-request-timeout: 0.05\r\n", &asked);
+    let asked = completion("Hello", json!({"model": "busy"}));
+    let headers = "x-request-timeout: 0.05\r\n";
+    let hurried = request("POST", COMPLETIONS, headers, asked.to_string());
     let refused = site.send(hurried).await;
     assert_eq!(refused.header("retry-after"), Some("1"));
     let (status, _, code, message) = refused.refusal();
     assert_eq!((status, code), (503, None), "{message}");
     assert!(message.contains("No worker serves"), "{message}");
 
-    let mut waiting = site.connect().await;
-    waiting.send(post(COMPLETIONS, &asked)).await;
+    let mut waiting = site.begin(COMPLETIONS, &asked).await;
     // Another worker of the model is not busy.
     let second = start_second(&site).await;
     assert_eq!(soon(waiting.response()).await.content(), "two");

@@ -7,9 +7,9 @@ use genset_backend_common::{EngineError, LLMEngine};
 use serde_json::{Value, json};
 
 use crate::access::{bearer, site_with_keys};
-use crate::apis::Embedder;
+use crate::apis::embedder;
 use crate::client::request;
-use crate::scores::Scorer;
+use crate::scores::scorer;
 use crate::script::Script;
 use crate::support::{CHAT, CONTEXT, MODEL, Site, chat, encode, eventually};
 use crate::whole_bodies::reading;
@@ -182,7 +182,7 @@ async fn counting_costs_what_it_counts() {
 #[tokio::test]
 async fn embeddings_cost_their_inputs() {
     let entries = [("a", "sk-a", "tokens_per_minute = 1")];
-    let (site, _folder) = site_with_keys(&entries, Embedder::any()).await;
+    let (site, _folder) = site_with_keys(&entries, embedder()).await;
     let body = json!({"model": MODEL, "input": [[1, 2, 3], [4, 5]]}).to_string();
     let send = async || {
         site.send(request("POST", "/v1/embeddings", &bearer("sk-a"), &body))
@@ -198,7 +198,7 @@ async fn embeddings_cost_their_inputs() {
 #[tokio::test]
 async fn scores_cost_their_pairs() {
     let entries = [("a", "sk-a", "tokens_per_minute = 1")];
-    let (site, _folder) = site_with_keys(&entries, Scorer::any()).await;
+    let (site, _folder) = site_with_keys(&entries, scorer()).await;
     let body = json!({"model": MODEL, "query": "one", "documents": ["two", "three four"]});
     let send = async || {
         site.send(request(

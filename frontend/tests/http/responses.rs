@@ -3,24 +3,18 @@
 mod held;
 mod long;
 
-use std::sync::Arc;
-
-use genset_backend_common::output::Finish;
-use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
+use genset_backend_common::{EngineError, ErrorKind};
 use serde_json::{Map, Value, json};
 
 use crate::client::{Response, request};
 use crate::golden;
 use crate::script::Script;
 use crate::support::{
-    CHAT, MODEL, Site, chat, config, echo, echo_text, encode, thinking_and_calling, tokenizer,
+    CALLS, CHAT, MODEL, Site, chat, config, echo, echo_text, encode, thinking_and_calling,
+    tokenizer, with, with_template,
 };
 
 pub(crate) const RESPONSES: &str = "/v1/responses";
-
-const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
-    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
 
 fn tools() -> Value {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
@@ -29,35 +23,17 @@ fn tools() -> Value {
 
 /// A request with further fields.
 pub(crate) fn asked(input: impl Into<Value>, further: Value) -> Value {
-    let mut body = json!({"model": MODEL, "input": input.into(), "max_output_tokens": 512});
-    for (name, value) in further.as_object().into_iter().flatten() {
-        body[name] = value.clone();
-    }
-    body
+    let body = json!({"model": MODEL, "input": input.into(), "max_output_tokens": 512});
+    with(body, further)
 }
 
-async fn site(engine: Arc<dyn LLMEngine>) -> Site {
-    Site::with_worker(config(), thinking_and_calling(), engine).await
-}
-
-/// The events of a streamed response; each has the name of its type, and they are numbered.
+/// The events of a streamed response, which are numbered.
 fn events(response: &Response) -> Vec<Value> {
-    let text = response.text();
-    let event = |(number, event): (usize, &str)| {
-        let (name, data) = event.split_once('\n').expect("two lines");
-        let data = data.strip_prefix("data: ").expect("data");
-        let data: Value = serde_json::from_str(data).expect("an event is JSON");
-        assert_eq!(
-            name,
-            format!("event: {}", data["type"].as_str().expect("a type"))
-        );
-        assert_eq!(data["sequence_number"], number);
-        data
-    };
-    text.split_terminator("\n\n")
-        .enumerate()
-        .map(event)
-        .collect()
+    let events = response.named_events();
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], number);
+    }
+    events
 }
 
 /// Assembles a streamed response as clients do, and checks that every event comes where it may.
@@ -156,7 +132,7 @@ async fn responses_whole_and_streamed() {
 
 #[tokio::test]
 async fn thoughts_text_and_calls_are_items() {
-    let site = site(Script::tokens(encode(CALLS))).await;
+    let site = Site::thinking_and_calling(Script::tokens(encode(CALLS))).await;
     let body = asked("Weather?", json!({"tools": tools()}));
     golden::check("responses_tools", &site.post(RESPONSES, &body).await);
     let body = asked("Weather?", json!({"tools": tools(), "stream": true}));
@@ -178,7 +154,7 @@ async fn streamed_and_whole_responses_agree() {
         "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> and so on",
     ];
     for text in texts {
-        let site = site(Script::tokens(encode(text))).await;
+        let site = Site::thinking_and_calling(Script::tokens(encode(text))).await;
         for further in [
             json!({}),
             json!({"tools": tools()}),
@@ -292,8 +268,7 @@ async fn a_conversation_goes_on_from_a_response() {
         ("tpyo=1", "tpyo"),
     ] {
         let path = format!("{path_of_second}/input_items?{query}");
-        let refused = site.get(&path).await.refusal();
-        assert_eq!((refused.0, refused.1.as_deref()), (400, Some(param)));
+        site.get(&path).await.blames(param);
     }
     assert_eq!(listed("?include[]=a").await["data"][0], newest["data"][0]);
     for (query, param) in [
@@ -301,8 +276,7 @@ async fn a_conversation_goes_on_from_a_response() {
         ("includefoo=1", "includefoo"),
         ("tpyo=1", "tpyo"),
     ] {
-        let refused = site.get(&format!("{path}?{query}")).await.refusal();
-        assert_eq!((refused.0, refused.1.as_deref()), (400, Some(param)));
+        site.get(&format!("{path}?{query}")).await.blames(param);
     }
     let query = "stream=false&include%5B%5D=a&include_obfuscation=true&starting_after=0";
     assert_eq!(site.get(&format!("{path}?{query}")).await.status, 200);
@@ -328,11 +302,9 @@ async fn a_conversation_goes_on_from_a_response() {
 #[tokio::test]
 async fn calls_and_what_they_came_to_reach_the_template() {
     let engine = Script::tokens(encode(CALLS));
-    let mut worker = thinking_and_calling();
     let template = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|\
         {% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments.city }};{% endfor %}]{% endfor %}";
-    let template = Artifact::new("chat_template.jinja", template.as_bytes().to_vec());
-    worker.artifacts.push(template);
+    let worker = with_template(thinking_and_calling(), template);
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     let first = asked("Weather?", json!({"tools": tools(), "stream": true}));
     let first = site.post(RESPONSES, &first).await;
@@ -375,16 +347,8 @@ async fn calls_and_what_they_came_to_reach_the_template() {
 
 #[tokio::test]
 async fn an_error_after_the_first_byte_is_the_last_event() {
-    let engine = Script::new(|_, out| async move {
-        for token in encode("Hel") {
-            out.token(token).await?;
-        }
-        Err::<Finish, _>(EngineError::new(
-            ErrorKind::Disconnected,
-            "the worker is gone",
-        ))
-    });
-    let site = Site::start(engine).await;
+    let error = EngineError::new(ErrorKind::Disconnected, "the worker is gone");
+    let site = Site::start(Script::failing(encode("Hel"), error)).await;
     let response = site
         .post(RESPONSES, &asked("Hi", json!({"stream": true})))
         .await;
@@ -525,13 +489,9 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
         (json!({"tpyo": 1}), "tpyo"),
     ];
     for (further, param) in cases {
-        let response = site.post(RESPONSES, &asked("Hi", further.clone())).await;
-        let (status, got, _, message) = response.refusal();
-        assert_eq!(
-            (status, got.as_deref()),
-            (400, Some(param)),
-            "{further}: {message}"
-        );
+        site.post(RESPONSES, &asked("Hi", further))
+            .await
+            .blames(param);
     }
     let unknown = json!({"model": "nope"});
     assert_eq!(

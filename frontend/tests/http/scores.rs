@@ -3,38 +3,23 @@
 use std::slice;
 use std::sync::Arc;
 
-use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::output::Finish;
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
-    RequestContext, StartContext, async_trait, config::InputKind, request::ScorePair,
+    Capabilities, EngineError, ErrorKind, Input, config::InputKind, request::ScorePair,
 };
 use genset_frontend::FrontendConfig;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::client::Response;
 use crate::golden::check;
+use crate::script::Script;
 use crate::support::{
     CHAT, COMPLETIONS, CONTEXT, MODEL, Site, chat, completion, config, echo, encode,
-    pairs_worker_config, tokenizer,
+    pairs_worker_config, tokenizer, with,
 };
 
 const RERANK: &str = "/v1/rerank";
 const SCORE: &str = "/v1/score";
-
-/// An engine that only scores pairs, or fails as a test requires.
-pub(crate) struct Scorer {
-    /// The pairs of every call so far, except the canary's.
-    calls: Mutex<Vec<Vec<ScorePair>>>,
-    fault: Mutex<Option<Fault>>,
-}
-
-/// The error of the next call.
-enum Fault {
-    Refusal(EngineError),
-    OneTooFew,
-    NotFinite,
-}
 
 /// Distinguishes pairs by their second text's length and last token.
 fn score_of(pair: &ScorePair) -> f32 {
@@ -44,75 +29,51 @@ fn score_of(pair: &ScorePair) -> f32 {
     small(second) + small(last) / 4096.0
 }
 
-impl Scorer {
-    pub(crate) fn any() -> Arc<Self> {
-        Arc::new(Self {
-            calls: Mutex::default(),
-            fault: Mutex::default(),
-        })
-    }
-
-    fn calls(&self) -> Vec<Vec<ScorePair>> {
-        std::mem::take(&mut *self.calls.lock())
-    }
+/// An engine that only scores pairs.
+pub(crate) fn scorer() -> Arc<Script> {
+    scorer_that(|_| {})
 }
 
-#[async_trait]
-impl LLMEngine for Scorer {
-    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let can = Capabilities {
+/// Like [`scorer`]; `spoil` changes each call's scores.
+fn scorer_that(spoil: impl Fn(&mut Vec<f32>) + Send + Sync + 'static) -> Arc<Script> {
+    let engine = Script::new(move |request, out| {
+        let Input::Score(pairs) = &request.input else {
+            panic!("nothing to score: {request:?}")
+        };
+        let mut scores: Vec<f32> = pairs.iter().map(score_of).collect();
+        spoil(&mut scores);
+        async move {
+            out.scores(scores).await?;
+            Ok(Finish::stop())
+        }
+    });
+    engine.declaring(|can| {
+        *can = Capabilities {
             inputs: [InputKind::Score].into(),
             ..Capabilities::default()
         };
-        let config = EngineConfig::new("scorer", CONTEXT).with_vocab_size(2048);
-        Ok(config.with_capabilities(can))
-    }
-
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let Input::Score(pairs) = request.input else {
-            return Ok(output::stream(ctx, |_| async move { Ok(Finish::length()) }));
-        };
-        let mut scores: Vec<f32> = pairs.iter().map(score_of).collect();
-        match self.fault.lock().take() {
-            Some(Fault::Refusal(error)) => return Err(error),
-            Some(Fault::OneTooFew) => drop(scores.pop()),
-            Some(Fault::NotFinite) => scores[0] = f32::NAN,
-            None => {}
-        }
-        if pairs[0].token_ids != [0] {
-            self.calls.lock().push(pairs.into_inner());
-        }
-        Ok(output::stream(ctx, |out| async move {
-            out.scores(scores).await?;
-            Ok(Finish::stop())
-        }))
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
+    })
 }
 
-async fn site(engine: Arc<Scorer>) -> Site {
+/// The pairs of every call so far.
+fn calls(engine: &Script) -> Vec<Vec<ScorePair>> {
+    let requests = engine.requests().into_iter();
+    let pairs = requests.map(|request| match request.input {
+        Input::Score(pairs) => pairs.into_inner(),
+        Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Embed(_) => Vec::new(),
+    });
+    pairs.collect()
+}
+
+async fn site(engine: Arc<Script>) -> Site {
     Site::with_worker(config(), pairs_worker_config(), engine).await
-}
-
-fn with(mut body: Value, further: &Value) -> Value {
-    for (name, value) in further.as_object().into_iter().flatten() {
-        body[name] = value.clone();
-    }
-    body
 }
 
 /// A request with further fields.
 fn rerank(documents: impl Into<Value>, further: &Value) -> Value {
     let documents = documents.into();
     let body = json!({"model": MODEL, "query": "one two", "documents": documents});
-    with(body, further)
+    with(body, further.clone())
 }
 
 fn score(text_1: impl Into<Value>, text_2: impl Into<Value>) -> Value {
@@ -159,7 +120,7 @@ fn scores(response: &Response) -> Vec<f32> {
 
 #[tokio::test]
 async fn documents_are_ranked() {
-    let engine = Scorer::any();
+    let engine = scorer();
     let site = site(engine.clone()).await;
     let documents = json!(["three", {"text": "three four five"}, "six seven"]);
     let further = json!({"top_n": 2, "user": "u"});
@@ -168,7 +129,7 @@ async fn documents_are_ranked() {
         .await;
     check("rerank", &response);
     let pairs = ["three", "three four five", "six seven"].map(|text| pair("one two", text));
-    assert_eq!(engine.calls(), [pairs.to_vec()]);
+    assert_eq!(calls(&engine), [pairs.to_vec()]);
     let expected = [1, 2, 0].map(|index| (index, score_of(&pairs[index])));
     let bare = json!({"return_documents": false});
     for path in [RERANK, "/v2/rerank", "/rerank"] {
@@ -186,13 +147,12 @@ async fn documents_are_ranked() {
 
 #[tokio::test]
 async fn pairs_are_scored() {
-    let engine = Scorer::any();
+    let engine = scorer();
     let site = site(engine.clone()).await;
     let response = site
         .post(SCORE, &score("one", json!(["two", "three four"])))
         .await;
     check("score", &response);
-    engine.calls();
     for (text_1, text_2, expected) in [
         (json!("one"), json!("two"), vec![pair("one", "two")]),
         (json!(["one"]), json!("two"), vec![pair("one", "two")]),
@@ -208,14 +168,15 @@ async fn pairs_are_scored() {
         ),
     ] {
         for path in [SCORE, "/score"] {
+            let before = calls(&engine).len();
             let response = site
                 .post(path, &score(text_1.clone(), text_2.clone()))
                 .await;
             let wanted: Vec<f32> = expected.iter().map(score_of).collect();
             assert_eq!(scores(&response), wanted, "{text_1} {text_2}");
             assert_eq!(
-                engine.calls(),
-                slice::from_ref(&expected),
+                calls(&engine)[before..],
+                *slice::from_ref(&expected),
                 "{text_1} {text_2}"
             );
         }
@@ -226,14 +187,14 @@ async fn pairs_are_scored() {
 
 #[tokio::test]
 async fn many_documents_go_to_the_engine_in_parts_and_have_the_scores_they_have_alone() {
-    let engine = Scorer::any();
+    let engine = scorer();
     let site = site(engine.clone()).await;
     let documents: Vec<String> = (1..=300)
         .map(|count| "two ".repeat(count % 41 + 1))
         .collect();
     let response = site.post(SCORE, &score("one", json!(documents))).await;
     let together = scores(&response);
-    let calls = engine.calls();
+    let calls = calls(&engine);
     assert!(calls.len() > 1 && calls.iter().all(|call| call.len() <= 64));
     assert_eq!(calls.iter().map(Vec::len).sum::<usize>(), 300);
     let expected: Vec<f32> = (documents.iter())
@@ -256,7 +217,7 @@ async fn bad_requests_name_the_field() {
         max_score_pairs: 3,
         ..config()
     };
-    let site = Site::with_worker(config, pairs_worker_config(), Scorer::any()).await;
+    let site = Site::with_worker(config, pairs_worker_config(), scorer()).await;
     let long = "one ".repeat(CONTEXT as usize);
     let half = "one ".repeat(CONTEXT as usize / 2);
     let cases = [
@@ -302,8 +263,7 @@ async fn bad_requests_name_the_field() {
     ];
     for (field, further) in cases {
         let response = site.post(RERANK, &rerank(json!(["a"]), &further)).await;
-        let (status, param, _, message) = response.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some(field)), "{message}");
+        let message = response.blames(field);
         assert!(message.contains(field) && message.len() < 1000, "{message}");
         assert!(!message.contains("answer"), "{message}");
     }
@@ -330,9 +290,8 @@ async fn bad_requests_name_the_field() {
         ("activation", json!({"activation": false})),
     ];
     for (field, further) in cases {
-        let response = site.post(SCORE, &with(score("a", "b"), &further)).await;
-        let (status, param, _, message) = response.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some(field)), "{message}");
+        let response = site.post(SCORE, &with(score("a", "b"), further)).await;
+        let message = response.blames(field);
         assert!(message.contains(field) && message.len() < 1000, "{message}");
     }
     site.close().await;
@@ -340,7 +299,7 @@ async fn bad_requests_name_the_field() {
 
 #[tokio::test]
 async fn a_pair_may_fill_the_context_and_one_token_more_is_too_long() {
-    let site = site(Scorer::any()).await;
+    let site = site(scorer()).await;
     let (query, added) = (encode("one two").len(), 1);
     let room = CONTEXT as usize - query - added;
     // Each of these words is one token.
@@ -352,8 +311,8 @@ async fn a_pair_may_fill_the_context_and_one_token_more_is_too_long() {
     assert_eq!(response.json()["usage"]["prompt_tokens"], CONTEXT);
     let documents = json!(["a", words(room + 1)]);
     let response = site.post(RERANK, &rerank(documents, &json!({}))).await;
-    let (status, param, code, message) = response.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("documents[1]")));
+    let message = response.blames("documents[1]");
+    let code = response.refusal().2;
     assert_eq!(code.as_deref(), Some("context_length_exceeded"));
     assert!(
         message.contains("query") && message.contains("2048"),
@@ -364,22 +323,26 @@ async fn a_pair_may_fill_the_context_and_one_token_more_is_too_long() {
 
 #[tokio::test]
 async fn an_engines_faults_are_told_as_what_they_are() {
-    let engine = Scorer::any();
-    let site = site(engine.clone()).await;
-    let full = EngineError::new(ErrorKind::Overloaded, "the queue is full");
-    *engine.fault.lock() = Some(Fault::Refusal(full));
-    let response = site.post(RERANK, &rerank(json!(["a"]), &json!({}))).await;
-    assert!(response.header("retry-after").is_some());
-    assert_eq!(response.status, 429, "{}", response.text());
-    for fault in [Fault::OneTooFew, Fault::NotFinite] {
-        *engine.fault.lock() = Some(fault);
+    let spoils: [fn(&mut Vec<f32>); 2] = [
+        |scores| scores.truncate(scores.len() - 1),
+        |scores| scores[0] = f32::NAN,
+    ];
+    for spoil in spoils {
+        let engine = scorer_that(spoil);
+        let site = site(engine.clone()).await;
+        let full = EngineError::new(ErrorKind::Overloaded, "the queue is full");
+        engine.refuse(Some(full));
+        let response = site.post(RERANK, &rerank(json!(["a"]), &json!({}))).await;
+        assert!(response.header("retry-after").is_some());
+        assert_eq!(response.status, 429, "{}", response.text());
+        engine.refuse(None);
         let response = site.post(RERANK, &rerank(json!(["a"]), &json!({}))).await;
         assert_eq!(response.status, 500);
         let text = response.text();
         assert!(text.contains("The server failed on this request"), "{text}");
+        site.idle().await;
+        site.close().await;
     }
-    site.idle().await;
-    site.close().await;
 }
 
 #[tokio::test]
@@ -389,25 +352,23 @@ async fn models_do_what_they_declare_and_no_more() {
         (RERANK, rerank(json!(["a"]), &json!({}))),
         (SCORE, score("a", "b")),
     ] {
-        let (status, param, _, message) = site_of_echo.post(path, &body).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("model")));
+        let message = site_of_echo.post(path, &body).await.blames("model");
         assert!(
             message.contains(MODEL) && message.contains("scores"),
             "{message}"
         );
-        let other = with(body, &json!({"model": "other"}));
+        let other = with(body, json!({"model": "other"}));
         assert_eq!(site_of_echo.post(path, &other).await.status, 404);
     }
     site_of_echo.close().await;
-    let site = site(Scorer::any()).await;
+    let site = site(scorer()).await;
     let embeddings = json!({"model": MODEL, "input": "a"});
     for (path, body) in [
         (CHAT, chat("Hello", json!({}))),
         (COMPLETIONS, completion("a", json!({}))),
         ("/v1/embeddings", embeddings),
     ] {
-        let (status, param, ..) = site.post(path, &body).await.refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("model")), "{path}");
+        site.post(path, &body).await.blames("model");
     }
     site.close().await;
 }
@@ -415,29 +376,12 @@ async fn models_do_what_they_declare_and_no_more() {
 /// The tokenizer of a model that reads one text puts nothing between two.
 #[tokio::test]
 async fn a_tokenizer_without_pairs_is_refused_with_the_file() {
-    let site = Site::start(Scorer::any()).await;
+    let site = Site::start(scorer()).await;
     let response = site.post(RERANK, &rerank(json!(["a"]), &json!({}))).await;
-    let (status, param, _, message) = response.refusal();
-    assert_eq!(
-        (status, param.as_deref()),
-        (400, Some("model")),
-        "{message}"
-    );
+    let message = response.blames("model");
     assert!(
         message.contains("post_processor") && message.contains("tokenizer.json"),
         "{message}"
     );
-    site.close().await;
-}
-
-#[tokio::test]
-async fn bodies_that_are_no_requests_are_refused() {
-    let config = FrontendConfig {
-        max_body_bytes: 1000,
-        ..config()
-    };
-    let site = Site::with_worker(config, pairs_worker_config(), Scorer::any()).await;
-    site.refuses_what_is_no_request(&[RERANK, SCORE]).await;
-    site.idle().await;
     site.close().await;
 }

@@ -14,6 +14,7 @@ use genset_backend_common::{
     context::TraceContext,
 };
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 type Ending = Pin<Box<dyn Future<Output = Result<Finish, EngineError>> + Send>>;
 type Body = dyn Fn(GenerateRequest, OutputWriter) -> Ending + Send + Sync;
@@ -65,15 +66,44 @@ impl Script {
 
     /// An engine that answers with these tokens, as fast as they are taken.
     pub(crate) fn tokens(tokens: Vec<u32>) -> Arc<Self> {
+        Self::ending(tokens, Ok(Finish::stop()))
+    }
+
+    /// An engine that fails after these tokens.
+    pub(crate) fn failing(tokens: Vec<u32>, error: EngineError) -> Arc<Self> {
+        Self::ending(tokens, Err(error))
+    }
+
+    fn ending(tokens: Vec<u32>, end: Result<Finish, EngineError>) -> Arc<Self> {
         Self::new(move |_, out| {
-            let tokens = tokens.clone();
+            let (tokens, end) = (tokens.clone(), end.clone());
             async move {
                 for token in tokens {
                     out.token(token).await?;
                 }
-                Ok(Finish::stop())
+                end
             }
         })
+    }
+
+    /// An engine that answers with the tokens `first`, waits for a permit, and continues with the tokens `then`.
+    pub(crate) fn gated(first: Vec<u32>, then: Vec<u32>) -> (Arc<Self>, Arc<Semaphore>) {
+        let gate = Arc::new(Semaphore::new(0));
+        let opened = Arc::clone(&gate);
+        let engine = Self::new(move |_, out| {
+            let (gate, first, then) = (Arc::clone(&opened), first.clone(), then.clone());
+            async move {
+                for token in first {
+                    out.token(token).await?;
+                }
+                gate.acquire().await.expect("open").forget();
+                for token in then {
+                    out.token(token).await?;
+                }
+                Ok(Finish::stop())
+            }
+        });
+        (engine, gate)
     }
 
     /// The same engine, declaring guided decoding by JSON schema. Its script is responsible for following the schema.

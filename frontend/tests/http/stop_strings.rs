@@ -32,10 +32,8 @@ async fn both_ways(site: &Site, stop: Value) -> (String, String, u64) {
 }
 
 fn streamed_tokens(response: &Response) -> u64 {
-    let events = response.events();
-    let usage = events.iter().rev().nth(1).expect("a usage event");
-    let usage: Value = serde_json::from_str(usage).expect("JSON");
-    usage["usage"]["completion_tokens"]
+    let last = response.chunks().pop().expect("chunks");
+    last["usage"]["completion_tokens"]
         .as_u64()
         .expect("a number")
 }

@@ -44,10 +44,7 @@ fn body(path: &str, stream: bool) -> Value {
         CHAT => chat("Hello", further),
         COMPLETIONS => completion("Hello", further),
         RESPONSES => json!({"model": MODEL, "input": "Hello", "stream": stream}),
-        _ => {
-            let messages = json!([{"role": "user", "content": "Hello"}]);
-            json!({"model": MODEL, "max_tokens": 9, "messages": messages, "stream": stream})
-        }
+        _ => chat("Hello", json!({"max_tokens": 9, "stream": stream})),
     }
 }
 
@@ -62,15 +59,7 @@ fn last_event(response: &Response) -> Value {
 #[tokio::test]
 async fn an_error_in_a_stream_is_the_error_it_would_have_been() {
     for error in errors() {
-        let failure = error.clone();
-        let engine = Script::new(move |_, out| {
-            let failure = failure.clone();
-            async move {
-                out.token(100).await?;
-                Err(failure)
-            }
-        });
-        let site = Site::start(engine).await;
+        let site = Site::start(Script::failing(vec![100], error.clone())).await;
         for path in [CHAT, COMPLETIONS, RESPONSES, MESSAGES] {
             let whole = site.post(path, &body(path, false)).await;
             let streamed = site.post(path, &body(path, true)).await;
@@ -103,12 +92,9 @@ async fn an_error_in_a_stream_is_the_error_it_would_have_been() {
 
 #[tokio::test]
 async fn errors_that_name_a_field_and_a_code_in_streams() {
-    let engine = Script::new(|_, out| async move {
-        out.token(100).await?;
-        let error = EngineError::new(ErrorKind::ContextLengthExceeded, "prompt: no room is left");
-        Err(error.with_at(RequestField::Prompt))
-    });
-    let site = Site::start(engine).await;
+    let error = EngineError::new(ErrorKind::ContextLengthExceeded, "prompt: no room is left");
+    let error = error.with_at(RequestField::Prompt);
+    let site = Site::start(Script::failing(vec![100], error)).await;
     for (name, path) in [
         ("stream_error_chat", CHAT),
         ("stream_error_completion", COMPLETIONS),

@@ -22,6 +22,13 @@ pub(crate) const MODEL: &str = "tiny";
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// A text of a model with reasoning and tool calls: a thought, content and two calls.
+pub(crate) const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
+    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+
 /// The context of the test model, in tokens.
 pub(crate) const CONTEXT: u32 = 2048;
 
@@ -34,14 +41,22 @@ pub(crate) fn folder() -> &'static ModelFolder {
     })
 }
 
+/// The content of the test model's file `name`.
+pub(crate) fn file(name: &str) -> &'static [u8] {
+    let mut artifacts = folder().artifacts.iter();
+    let file = artifacts.find(|artifact| artifact.reference.name == name);
+    &file.expect("the model has the file").content
+}
+
+/// The same, as JSON.
+pub(crate) fn json_file(name: &str) -> Value {
+    serde_json::from_slice(file(name)).expect("the file is JSON")
+}
+
 /// The test model's tokenizer.
 pub(crate) fn tokenizer() -> &'static TextTokenizer {
     static TOKENIZER: OnceLock<TextTokenizer> = OnceLock::new();
-    TOKENIZER.get_or_init(|| {
-        let mut artifacts = folder().artifacts.iter();
-        let file = artifacts.find(|artifact| artifact.reference.name == "tokenizer.json");
-        TextTokenizer::from_bytes(&file.expect("it has a tokenizer").content).expect("it is valid")
-    })
+    TOKENIZER.get_or_init(|| TextTokenizer::from_bytes(file(TOKENIZER_FILE)).expect("it is valid"))
 }
 
 /// Tokens of `text`.
@@ -88,37 +103,61 @@ pub(crate) fn worker_config() -> WorkerConfig {
     }
 }
 
-/// The same, for a model with reasoning and tool calls.
-pub(crate) fn thinking_and_calling() -> WorkerConfig {
+/// The same, for a model of another name.
+pub(crate) fn named(name: &str) -> WorkerConfig {
     WorkerConfig {
-        tool_parser: Some("hermes".into()),
-        reasoning_parser: Some("qwen3".into()),
+        model_name: Some(name.into()),
         ..worker_config()
     }
 }
 
+/// The same, for a model whose card names these parsers.
+pub(crate) fn parsing(tool: &str, reasoning: &str) -> WorkerConfig {
+    WorkerConfig {
+        tool_parser: Some(tool.into()),
+        reasoning_parser: Some(reasoning.into()),
+        ..worker_config()
+    }
+}
+
+/// The same, for a model with reasoning and tool calls.
+pub(crate) fn thinking_and_calling() -> WorkerConfig {
+    parsing("hermes", "qwen3")
+}
+
+/// The Worker with this file of its model, in place of an earlier one of that name.
+pub(crate) fn with_file(
+    mut worker: WorkerConfig,
+    name: &str,
+    content: impl Into<Vec<u8>>,
+) -> WorkerConfig {
+    let artifacts = &mut worker.artifacts;
+    artifacts.retain(|artifact| artifact.reference.name != name);
+    artifacts.push(Artifact::new(name, content.into()));
+    worker
+}
+
+/// The Worker with this chat template.
+pub(crate) fn with_template(worker: WorkerConfig, template: &str) -> WorkerConfig {
+    with_file(worker, "chat_template.jinja", template)
+}
+
 /// A Worker whose tokenizer puts `<|im_end|>` between two texts; the second text's tokens have type 1.
 pub(crate) fn pairs_worker_config() -> WorkerConfig {
-    let mut worker = worker_config();
-    for artifact in &mut worker.artifacts {
-        if artifact.reference.name == "tokenizer.json" {
-            let mut json: Value = serde_json::from_slice(&artifact.content).expect("JSON");
-            let between = "<|im_end|>";
-            let id = tokenizer().token_id(between).expect("it is there");
-            json["post_processor"] = json!({
-                "type": "TemplateProcessing",
-                "single": [{"Sequence": {"id": "A", "type_id": 0}}],
-                "pair": [
-                    {"Sequence": {"id": "A", "type_id": 0}},
-                    {"SpecialToken": {"id": between, "type_id": 0}},
-                    {"Sequence": {"id": "B", "type_id": 1}},
-                ],
-                "special_tokens": {between: {"id": between, "ids": [id], "tokens": [between]}},
-            });
-            *artifact = Artifact::new("tokenizer.json", json.to_string().into_bytes());
-        }
-    }
-    worker
+    let mut json = json_file(TOKENIZER_FILE);
+    let between = "<|im_end|>";
+    let id = tokenizer().token_id(between).expect("it is there");
+    json["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": between, "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 1}},
+        ],
+        "special_tokens": {between: {"id": between, "ids": [id], "tokens": [between]}},
+    });
+    with_file(worker_config(), TOKENIZER_FILE, json.to_string())
 }
 
 /// Starts a Worker of `runtime` and waits until it serves.
@@ -140,23 +179,22 @@ pub(crate) async fn start_worker(
 
 /// A chat of one user message, with further fields.
 pub(crate) fn chat(text: &str, further: Value) -> Value {
-    let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": text}]});
-    extend(&mut body, further);
-    body
+    let messages = json!([{"role": "user", "content": text}]);
+    with(json!({"model": MODEL, "messages": messages}), further)
 }
 
 /// A completion request, with further fields.
 pub(crate) fn completion(prompt: impl Into<Value>, further: Value) -> Value {
-    let mut body = json!({"model": MODEL, "prompt": prompt.into()});
-    extend(&mut body, further);
-    body
+    with(json!({"model": MODEL, "prompt": prompt.into()}), further)
 }
 
-fn extend(body: &mut Value, further: Value) {
-    let (Value::Object(body), Value::Object(further)) = (body, further) else {
+/// An object with further fields.
+pub(crate) fn with(mut body: Value, further: Value) -> Value {
+    let (Value::Object(fields), Value::Object(further)) = (&mut body, further) else {
         panic!("further fields are an object")
     };
-    body.extend(further);
+    fields.extend(further);
+    body
 }
 
 /// A server, its runtime and its Worker.
@@ -199,6 +237,42 @@ impl Site {
         }
     }
 
+    /// A server with one Worker of `engine`, whose model has reasoning and tool calls.
+    pub(crate) async fn thinking_and_calling(engine: Arc<dyn LLMEngine>) -> Self {
+        Self::with_worker(config(), thinking_and_calling(), engine).await
+    }
+
+    /// Starts another Worker, with metrics of its own.
+    pub(crate) async fn join(
+        &self,
+        id: u64,
+        engine: Arc<dyn LLMEngine>,
+        config: WorkerConfig,
+    ) -> WorkerHandle {
+        let metrics = MetricsRegistry::default();
+        start_worker(&self.runtime, id, engine, config, metrics).await
+    }
+
+    /// Stops the Worker, and starts another one in its place.
+    pub(crate) async fn replace_worker(
+        &mut self,
+        id: u64,
+        engine: Arc<dyn LLMEngine>,
+        config: WorkerConfig,
+    ) {
+        self.worker.stop_once();
+        soon(self.worker.stopped()).await;
+        self.worker = self.join(id, engine, config).await;
+    }
+
+    /// Waits until the model `name` is served, or is not.
+    pub(crate) async fn serves(&self, name: &str, is_wanted: bool) {
+        eventually("it is served, or is not", || {
+            self.server.models().get(name).is_some() == is_wanted
+        })
+        .await;
+    }
+
     pub(crate) async fn connect(&self) -> Client {
         Client::connect(self.server.address()).await
     }
@@ -208,6 +282,13 @@ impl Site {
         let mut client = self.connect().await;
         client.send(bytes).await;
         client.response().await
+    }
+
+    /// Sends a request on its own connection. The answer is still to be read.
+    pub(crate) async fn begin(&self, path: &str, body: &Value) -> Client {
+        let mut client = self.connect().await;
+        client.send(post(path, body.to_string())).await;
+        client
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
@@ -275,6 +356,13 @@ impl Site {
                 && self.metric("genset_http_requests_in_flight") == 0.0
         })
         .await;
+    }
+
+    /// Shuts everything down at once; requests in progress are aborted.
+    pub(crate) async fn abort(self) {
+        soon(self.server.shutdown(Duration::ZERO)).await;
+        soon(self.worker.shutdown()).await;
+        soon(self.runtime.shutdown()).await;
     }
 
     /// Shuts everything down; nothing may be left.

@@ -1,10 +1,8 @@
 //! Tools and reasoning, from the request's fields to the model's template, and from its markup to the answer's fields.
 
-use std::sync::Arc;
-
+use genset_backend_common::GuidedDecoding;
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{GuidedDecoding, LLMEngine, card::Artifact};
 use genset_frontend::{FrontendConfig, FrontendServer, ParserNames};
 use genset_runtime::Runtime;
 use serde_json::{Value, json};
@@ -13,12 +11,9 @@ use crate::client::Response;
 use crate::golden::check;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, tokenizer, worker_config,
+    CALLS, CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, parsing, tokenizer,
+    with, with_template,
 };
-
-const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
-    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
 
 fn tools() -> Value {
     let city =
@@ -26,26 +21,12 @@ fn tools() -> Value {
     json!([{"type": "function", "function": {"name": "get_weather", "parameters": city, "strict": true}}])
 }
 
-/// A Worker whose card names these parsers.
-fn card(tool: &str, reasoning: &str) -> WorkerConfig {
-    WorkerConfig {
-        tool_parser: Some(tool.into()),
-        reasoning_parser: Some(reasoning.into()),
-        ..worker_config()
-    }
-}
-
-async fn site(engine: Arc<dyn LLMEngine>) -> Site {
-    Site::with_worker(config(), card("hermes", "qwen3"), engine).await
-}
-
 /// Assembles the message of a streamed answer's first choice as clients do. Returns it with its finish reason.
 fn joined(response: &Response) -> (Value, Value) {
     let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     let mut reason = Value::Null;
-    for event in response.events().iter().filter(|event| *event != "[DONE]") {
-        let event: Value = serde_json::from_str(event).expect("an event is JSON");
-        let choice = &event["choices"][0];
+    for chunk in response.chunks() {
+        let choice = &chunk["choices"][0];
         let delta = &choice["delta"];
         content += delta["content"].as_str().unwrap_or_default();
         reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
@@ -95,7 +76,7 @@ fn whole(response: &Response) -> (Value, Value) {
 
 #[tokio::test]
 async fn calls_and_thoughts_have_fields_of_their_own() {
-    let site = site(Script::tokens(encode(CALLS))).await;
+    let site = Site::thinking_and_calling(Script::tokens(encode(CALLS))).await;
     let body = chat("Weather?", json!({"tools": tools()}));
     check("tools_plain", &site.post(CHAT, &body).await);
     let body = chat("Weather?", json!({"tools": tools(), "stream": true}));
@@ -112,7 +93,7 @@ async fn streamed_and_whole_answers_agree() {
         "<tool_call>{\"name\": \"f\", \"arg",
     ];
     for text in texts {
-        let site = site(Script::tokens(encode(text))).await;
+        let site = Site::thinking_and_calling(Script::tokens(encode(text))).await;
         for further in [
             json!({"tools": tools()}),
             json!({"tools": tools(), "parallel_tool_calls": false}),
@@ -129,61 +110,37 @@ async fn streamed_and_whole_answers_agree() {
     }
 }
 
+/// Only a cut within a call hides that there are calls: then the reason is that of the cut.
 #[tokio::test]
-async fn an_answer_cut_within_a_call_says_length() {
-    let site = site(Script::tokens(encode(CALLS))).await;
-    let tokens = encode(CALLS.split_once("Oslo").expect("a call").0).len();
-    let further = json!({"tools": tools(), "max_tokens": tokens});
-    let response = site.post(CHAT, &chat("Weather?", further)).await;
-    let (message, reason) = whole(&response);
-    assert_eq!(reason, "length");
-    assert_eq!(message[2], json!([["get_weather", "{\"city\": \""]]));
-    site.close().await;
-}
-
-#[tokio::test]
-async fn an_answer_that_a_stop_string_cuts_within_a_call_says_stop() {
-    let site = site(Script::tokens(encode(CALLS))).await;
-    let further = json!({"tools": tools(), "stop": "Oslo"});
-    let body = chat("Weather?", further);
-    let [plain, streamed] = site.whole_and_streamed(CHAT, body).await;
-    let (message, reason) = whole(&plain);
-    assert_eq!(reason, "stop");
-    assert_eq!(message[2], json!([["get_weather", "{\"city\": \""]]));
-    assert_eq!(joined(&streamed), (message, reason));
-    site.close().await;
-}
-
-#[tokio::test]
-async fn an_answer_that_a_stop_string_cuts_behind_whole_calls_says_tool_calls() {
-    let site = site(Script::tokens(encode(CALLS))).await;
-    for (stop, further) in [
-        ("\n</tool_call>", json!({})),
-        ("</tool_call>\n<tool_call>", json!({})),
-        ("Rome", json!({"parallel_tool_calls": false})),
+async fn an_answer_that_is_cut_says_tool_calls_if_its_calls_are_whole() {
+    let site = Site::thinking_and_calling(Script::tokens(encode(CALLS))).await;
+    let within = encode(CALLS.split_once("Oslo").expect("a call").0).len();
+    let begun = "{\"city\": \"";
+    let one = "{\"city\": \"Oslo\"}";
+    for (further, arguments, expected) in [
+        (json!({"max_tokens": within}), begun, "length"),
+        (json!({"stop": "Oslo"}), begun, "stop"),
+        (json!({"stop": "\n</tool_call>"}), one, "tool_calls"),
+        (
+            json!({"stop": "</tool_call>\n<tool_call>"}),
+            one,
+            "tool_calls",
+        ),
+        (
+            json!({"stop": "Rome", "parallel_tool_calls": false}),
+            one,
+            "tool_calls",
+        ),
+        (json!({"parallel_tool_calls": false}), one, "tool_calls"),
     ] {
-        let mut asked = json!({"tools": tools(), "stop": stop});
-        if let (Value::Object(asked), Value::Object(further)) = (&mut asked, further) {
-            asked.extend(further);
-        }
-        let body = chat("Weather?", asked);
+        let body = chat("Weather?", with(json!({"tools": tools()}), further.clone()));
         let [plain, streamed] = site.whole_and_streamed(CHAT, body).await;
         let (message, reason) = whole(&plain);
-        assert_eq!(reason, "tool_calls", "{stop:?}");
-        let call = json!([["get_weather", "{\"city\": \"Oslo\"}"]]);
-        assert_eq!(message[2], call, "{stop:?}");
-        assert_eq!(joined(&streamed), (message, reason), "{stop:?}");
+        assert_eq!(reason, expected, "{further}");
+        let calls = json!([["get_weather", arguments]]);
+        assert_eq!(message[2], calls, "{further}");
+        assert_eq!(joined(&streamed), (message, reason), "{further}");
     }
-    site.close().await;
-}
-
-#[tokio::test]
-async fn only_one_call_where_calls_are_not_parallel() {
-    let site = site(Script::tokens(encode(CALLS))).await;
-    let further = json!({"tools": tools(), "parallel_tool_calls": false});
-    let (message, reason) = whole(&site.post(CHAT, &chat("Weather?", further)).await);
-    assert_eq!(message[2], json!([["get_weather", "{\"city\": \"Oslo\"}"]]));
-    assert_eq!(reason, "tool_calls");
     site.close().await;
 }
 
@@ -198,22 +155,19 @@ const JOINS: &str = "{% for m in messages %}{% for c in m.tool_calls %}{{ '<' + 
 
 /// The prompt that the template renders for a chat.
 async fn prompt(template: &str, further: Value) -> String {
-    prompt_of(card("hermes", "none"), template, further).await
+    prompt_of(parsing("hermes", "none"), template, further).await
 }
 
-async fn prompt_of(mut worker: WorkerConfig, template: &str, further: Value) -> String {
+async fn prompt_of(worker: WorkerConfig, template: &str, further: Value) -> String {
     let engine = Script::tokens(encode("Hi"));
-    let template = Artifact::new("chat_template.jinja", template.as_bytes().to_vec());
-    worker.artifacts.push(template);
+    let worker = with_template(worker, template);
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     let response = site.post(CHAT, &chat("Weather?", further)).await;
     assert_eq!(response.status, 200, "{}", response.text());
     site.close().await;
     let tokens = engine.requests().remove(0);
     let tokens = tokens.tokens().expect("tokens");
-    crate::support::tokenizer()
-        .decode_all(tokens, false)
-        .expect("they decode")
+    tokenizer().decode_all(tokens, false).expect("they decode")
 }
 
 fn conversation() -> Value {
@@ -262,7 +216,7 @@ async fn the_template_of_a_harmony_model_sees_thoughts_as_thinking() {
     ]);
     for (parser, [hm, so]) in [("harmony", ["Hm.", "So."]), ("hermes", ["", ""])] {
         let further = json!({"messages": messages});
-        let shown = prompt_of(card(parser, "none"), TEMPLATE, further).await;
+        let shown = prompt_of(parsing(parser, "none"), TEMPLATE, further).await;
         let expected =
             format!("[user|][assistant|{hm}][tool|][assistant|][tool|][assistant|{so}][user|]");
         assert_eq!(shown, expected, "{parser}");
@@ -279,7 +233,7 @@ async fn the_flag_goes_before_the_card() {
         ..config()
     };
     let engine = Script::tokens(encode("<think>Hm.</think>[TOOL_CALLS]now[ARGS]{}"));
-    let worker = card("hermes", "kimi");
+    let worker = parsing("hermes", "kimi");
     let site = Site::with_worker(names("mistral", "qwen3"), worker.clone(), engine.clone()).await;
     let response = site
         .post(CHAT, &chat("Time?", json!({"tools": tools()})))
@@ -303,9 +257,7 @@ async fn the_flag_goes_before_the_card() {
     let response = site
         .post(CHAT, &chat("Time?", json!({"tools": tools()})))
         .await;
-    let (status, param, code, message) = response.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("tools")));
-    assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+    let message = response.does_not_support("tools");
     assert!(message.contains("tool_parser"), "{message}");
     site.close().await;
 }
@@ -317,14 +269,11 @@ async fn a_parser_there_is_none_of_is_an_error_at_the_start() {
         tool: Some("hermse".into()),
         reasoning: None,
     };
-    let error = FrontendServer::bind(
-        &runtime,
-        FrontendConfig {
-            parsers,
-            ..config()
-        },
-    )
-    .await;
+    let config = FrontendConfig {
+        parsers,
+        ..config()
+    };
+    let error = FrontendServer::bind(&runtime, config).await;
     let error = error.expect_err("there is no such parser").to_string();
     assert!(
         error.contains("hermse") && error.contains("hermes, "),
@@ -336,15 +285,11 @@ async fn a_parser_there_is_none_of_is_an_error_at_the_start() {
 #[tokio::test]
 async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
-    let site_without = site(Script::tokens(encode("Hi"))).await;
+    let site_without = Site::thinking_and_calling(Script::tokens(encode("Hi"))).await;
     for choice in [json!("required"), named.clone()] {
         let further = json!({"tools": tools(), "tool_choice": choice});
-        let (status, param, code, _) = site_without
-            .post(CHAT, &chat("Weather?", further))
-            .await
-            .refusal();
-        assert_eq!((status, param.as_deref()), (400, Some("tool_choice")));
-        assert_eq!(code.as_deref(), Some("unsupported_parameter"));
+        let response = site_without.post(CHAT, &chat("Weather?", further)).await;
+        response.does_not_support("tool_choice");
     }
     site_without.close().await;
 
@@ -363,7 +308,7 @@ async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
         }
         Ok(Finish::stop())
     });
-    let site = site(engine.declaring_guided()).await;
+    let site = Site::thinking_and_calling(engine.declaring_guided()).await;
     for choice in [json!("required"), named] {
         let further = json!({"tools": tools(), "tool_choice": choice});
         let body = chat("Weather?", further);
@@ -381,17 +326,15 @@ async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
 /// Completions are text: it is passed unchanged, whatever the model's parsers.
 #[tokio::test]
 async fn completions_are_not_taken_apart() {
-    let site = site(Script::tokens(encode(CALLS))).await;
+    let site = Site::thinking_and_calling(Script::tokens(encode(CALLS))).await;
     let response = site
         .post(COMPLETIONS, &completion("Hi", json!({"max_tokens": 500})))
         .await;
     assert_eq!(response.content(), CALLS);
-    let further = json!({"parallel_tool_calls": true});
-    let refusal = site
-        .post(COMPLETIONS, &completion("Hi", further))
+    let body = completion("Hi", json!({"parallel_tool_calls": true}));
+    site.post(COMPLETIONS, &body)
         .await
-        .refusal();
-    assert_eq!(refusal.1.as_deref(), Some("parallel_tool_calls"));
+        .blames("parallel_tool_calls");
     site.close().await;
 }
 
@@ -426,7 +369,7 @@ async fn tokens_of_thoughts_are_counted_apart() {
         Ok(Finish::stop())
     });
     for engine in [Script::tokens(encode(CALLS)), at_once] {
-        let site = site(engine).await;
+        let site = Site::thinking_and_calling(engine).await;
         for further in [
             json!({}),
             json!({"tools": tools()}),
@@ -445,18 +388,13 @@ async fn tokens_of_thoughts_are_counted_apart() {
             further["stream"] = true.into();
             further["stream_options"] = json!({"include_usage": true});
             let streamed = site.post(CHAT, &chat("Weather?", further)).await;
-            let events = streamed.events();
-            let last: Value = serde_json::from_str(&events[events.len() - 2]).expect("JSON");
+            let last = streamed.chunks().pop().expect("chunks");
             assert_eq!(of_usage(&last["usage"]), expected);
         }
         let body = json!({"model": MODEL, "input": "Weather?", "tools": tools_of_responses()});
-        let whole = site.post("/v1/responses", &body).await.json();
-        let mut body = body;
-        body["stream"] = true.into();
-        let streamed = site.post("/v1/responses", &body).await.text();
-        let last = streamed.rsplit("data: ").next().expect("an event");
-        let last: Value = serde_json::from_str(last).expect("JSON");
-        for usage in [&whole["usage"], &last["response"]["usage"]] {
+        let [whole, streamed] = site.whole_and_streamed("/v1/responses", body).await;
+        let last = streamed.named_events().pop().expect("events");
+        for usage in [&whole.json()["usage"], &last["response"]["usage"]] {
             assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], expected);
         }
         site.idle().await;

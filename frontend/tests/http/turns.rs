@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use crate::client::post;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, Site, chat, completion, config, encode, eventually, worker_config,
+    CHAT, COMPLETIONS, Site, chat, completion, config, encode, eventually, with, worker_config,
 };
 
 /// The most time that tasks which are ready together may take in one turn each, as promised in architecture.md for a release
@@ -146,12 +146,9 @@ fn attacks() -> Vec<(&'static str, &'static str, Value, u16)> {
     let messages = vec![json!({"role": "user", "content": "Hello there."}); 10_000];
     let ids: Vec<u32> = (0..1500).map(|id| id % 2000).collect();
     let choices = |further: Value| {
-        let mut body = completion(many("a".into()), json!({"n": 16, "max_tokens": 1}));
-        let fields = further.as_object().unwrap().clone();
-        body.as_object_mut().unwrap().extend(fields);
-        body
+        let body = completion(many("a".into()), json!({"n": 16, "max_tokens": 1}));
+        with(body, further)
     };
-    let one = |prompt: Value, further: Value| completion(prompt, further);
     let echo = json!({"echo": true, "max_tokens": 1});
     let big = json!({"genset": {"annotations": {"a": vec![0; 5000]}}});
     let stops: Vec<u32> = (0..256).collect();
@@ -191,31 +188,31 @@ fn attacks() -> Vec<(&'static str, &'static str, Value, u16)> {
         (
             "256 prompts of 16 000 bytes",
             COMPLETIONS,
-            one(many(words(16_000).into()).into(), json!({})),
+            completion(many(words(16_000).into()), json!({})),
             400,
         ),
         (
             "256 prompts of 2000 bytes",
             COMPLETIONS,
-            one(many(words(2000).into()).into(), json!({"max_tokens": 1})),
+            completion(many(words(2000).into()), json!({"max_tokens": 1})),
             200,
         ),
         (
             "echo of 384 000 token ids",
             COMPLETIONS,
-            one(many(json!(ids)).into(), echo),
+            completion(many(json!(ids)), echo),
             200,
         ),
         (
             "a prompt of 4 MB",
             COMPLETIONS,
-            one(words(4 << 20).into(), json!({})),
+            completion(words(4 << 20), json!({})),
             400,
         ),
         (
             "a prompt of 15 MB",
             COMPLETIONS,
-            one("a".repeat(15 << 20).into(), json!({})),
+            completion("a".repeat(15 << 20), json!({})),
             400,
         ),
         (

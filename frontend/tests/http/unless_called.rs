@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob};
-use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
     EngineError, GenerateRequest, GuidedDecoding, Input, RequestField, TokenId,
     config::{GuidedKind, InputKind},
 };
 use serde_json::{Value, json};
 
-use crate::client::{Response, post};
+use crate::client::Response;
 use crate::script::Script;
-use crate::support::{CHAT, Site, chat, config, encode, eventually, worker_config};
+use crate::support::{CHAT, Site, chat, config, encode, eventually, parsing, with};
 
 const CALL: &str =
     "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
@@ -20,13 +19,11 @@ const BOUND: &str = "{\"a\": 1}";
 
 fn further(more: Value) -> Value {
     let schema = json!({"type": "object", "required": ["a"]});
-    let mut further = json!({
+    let further = json!({
         "tools": [{"type": "function", "function": {"name": "get_weather"}}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
     });
-    let fields = further.as_object_mut().expect("an object");
-    fields.extend(more.as_object().cloned().unwrap_or_default());
-    further
+    with(further, more)
 }
 
 /// An engine that answers `free`, `at_once` tokens at a time, and `BOUND` if it is bound.
@@ -63,26 +60,18 @@ fn engine(free: &str, at_once: usize) -> Arc<Script> {
 }
 
 async fn site(engine: &Arc<Script>, tool: &str, reasoning: &str) -> Site {
-    let worker = WorkerConfig {
-        tool_parser: Some(tool.into()),
-        reasoning_parser: Some(reasoning.into()),
-        ..worker_config()
-    };
-    Site::with_worker(config(), worker, engine.clone()).await
+    Site::with_worker(config(), parsing(tool, reasoning), engine.clone()).await
 }
 
 /// What a client reads from the answer: content, reasoning, names of calls, finish reason, and completion tokens.
 fn read(response: &Response) -> (String, String, Vec<String>, String, u64) {
     let mut read = (String::new(), String::new(), Vec::new(), String::new(), 0);
-    let whole = [response.text()];
-    let is_streamed = whole[0].starts_with("data:");
-    let events = if is_streamed {
-        response.events()
-    } else {
-        whole.to_vec()
+    let is_streamed = response.text().starts_with("data:");
+    let events = match is_streamed {
+        true => response.chunks(),
+        false => vec![response.json()],
     };
-    for event in events.iter().filter(|event| *event != "[DONE]") {
-        let event: Value = serde_json::from_str(event).expect("an event is JSON");
+    for event in events {
         read.4 = event["usage"]["completion_tokens"]
             .as_u64()
             .unwrap_or(read.4);
@@ -282,19 +271,8 @@ async fn what_the_engine_refuses_names_the_format() {
     });
     let site = site(&engine.declaring_guided(), "hermes", "none").await;
     let response = site.post(CHAT, &chat("Hi", further(json!({})))).await;
-    why_refused(&response);
+    response.blames("response_format");
     site.close().await;
-}
-
-/// The message of a refusal of the format.
-fn why_refused(response: &Response) -> String {
-    let (status, param, _, message) = response.refusal();
-    assert_eq!(
-        (status, param.as_deref()),
-        (400, Some("response_format")),
-        "{message}"
-    );
-    message
 }
 
 /// If it is not possible, the request is refused with the reason.
@@ -310,7 +288,7 @@ async fn what_cannot_be_asked_again_is_refused_by_name() {
     ] {
         let site = site(&engine, parser, "none").await;
         let response = site.post(CHAT, &chat("Hi", further(json!({})))).await;
-        let message = why_refused(&response);
+        let message = response.blames("response_format");
         assert!(
             message.contains(why) && message.contains("tool_choice"),
             "{message}"
@@ -336,8 +314,7 @@ async fn leaving_ends_what_runs() {
     let engine = engine.declaring_guided();
     let site = site(&engine, "hermes", "deepseek_r1").await;
     let body = chat("Hi", further(json!({"stream": true})));
-    let mut client = site.connect().await;
-    client.send(post(CHAT, body.to_string())).await;
+    let client = site.begin(CHAT, &body).await;
     eventually("the content is asked for", || {
         engine.requests().len() == 2 && engine.active() == 1
     })

@@ -7,13 +7,12 @@ use genset_backend_common::output::Finish;
 use genset_backend_common::{Capabilities, Input};
 use serde_json::{Value, json};
 
-use crate::client::{Client, Response, post, soon};
+use crate::client::{Response, post};
 use crate::messages::{self, MESSAGES, message};
 use crate::responses::{self, RESPONSES, asked};
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
-    worker_config,
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, worker_config,
 };
 
 /// An engine that parses bodies itself, and answers each with its own object.
@@ -63,34 +62,34 @@ fn latest_body(engine: &Script) -> Value {
     serde_json::from_str(body).expect("a body is JSON")
 }
 
+/// A site that waits long for its model, whose last worker is away.
+async fn site_without_worker(engine: Arc<Script>) -> Site {
+    let mut waits_long = config();
+    waits_long.router.migration.wait = Duration::from_secs(60);
+    let site = Site::with(waits_long, engine).await;
+    site.worker.stop_once();
+    site.serves(MODEL, false).await;
+    site
+}
+
 /// Returns the answers to requests sent while the model's last worker was away; the next worker's engine is `back`.
 async fn asked_while_away(
     first: Arc<Script>,
     back: Arc<Script>,
     requests: &[(&str, Value)],
 ) -> Vec<Response> {
-    let mut waits_long = config();
-    waits_long.router.migration.wait = Duration::from_secs(60);
-    let mut site = Site::with(waits_long, first).await;
-    site.worker.stop_once();
-    eventually("the model is gone", || {
-        site.server.models().get(MODEL).is_none()
-    })
-    .await;
+    let mut site = site_without_worker(first).await;
     let mut waiting = Vec::new();
     for (path, body) in requests {
-        let mut client = Client::connect(site.server.address()).await;
-        client.send(post(path, body.to_string())).await;
-        waiting.push(client);
+        waiting.push(site.begin(path, body).await);
     }
     let in_flight = || site.metric("genset_http_requests_in_flight");
     let all = requests.iter().map(|_| 1.0).sum::<f64>();
     eventually("all wait", || in_flight() >= all).await;
-    let metrics = Default::default();
-    site.worker = start_worker(&site.runtime, 2, back, worker_config(), metrics).await;
+    site.replace_worker(2, back, worker_config()).await;
     let mut answers = Vec::new();
     for mut client in waiting {
-        answers.push(soon(client.response()).await);
+        answers.push(client.response().await);
     }
     site.close().await;
     answers
@@ -123,9 +122,7 @@ async fn a_body_that_waited_is_read_here_where_its_engine_does_not() {
         panic!("{answers:?}")
     };
     assert_eq!(good.content(), "one");
-    let (status, param, ..) = unknown.refusal();
-    let expected = (400, Some("a_field_of_its_own"));
-    assert_eq!((status, param.as_deref()), expected);
+    unknown.blames("a_field_of_its_own");
 }
 
 #[tokio::test]
@@ -144,22 +141,14 @@ async fn a_body_is_read_before_its_model_is_looked_for_where_no_engine_reads_bod
 
 #[tokio::test]
 async fn a_body_that_waited_is_counted_until_it_is_read() {
-    let mut waits_long = config();
-    waits_long.router.migration.wait = Duration::from_secs(60);
-    let mut site = Site::with(waits_long, Script::tokens(encode("one"))).await;
-    site.worker.stop_once();
-    eventually("the model is gone", || {
-        site.server.models().get(MODEL).is_none()
-    })
-    .await;
+    let mut site = site_without_worker(Script::tokens(encode("one"))).await;
     let asked = chat("Hello", json!({})).to_string() + &" ".repeat(1 << 20);
     let mut client = site.connect().await;
     client.send(post(CHAT, asked)).await;
     let is_counted = || site.metric("genset_http_memory_used_bytes") >= 1_048_576.0;
     eventually("it is counted", is_counted).await;
-    let metrics = Default::default();
-    let silent = Script::silent(5);
-    site.worker = start_worker(&site.runtime, 2, silent, worker_config(), metrics).await;
+    site.replace_worker(2, Script::silent(5), worker_config())
+        .await;
     let is_counted = || site.metric("genset_http_memory_used_bytes") >= 1_048_576.0;
     eventually("it is read", || !is_counted()).await;
     let in_flight = || site.metric("genset_http_requests_in_flight");
@@ -324,8 +313,7 @@ async fn an_error_object_ends_its_request_with_that_error() {
 async fn what_takes_tokens_of_ours_is_refused() {
     let site = Site::with(config(), reader()).await;
     let rated = asked("Hi", json!({"top_logprobs": 1}));
-    let (status, param, ..) = site.post(RESPONSES, &rated).await.refusal();
-    assert_eq!((status, param.as_deref()), (400, Some("top_logprobs")));
+    site.post(RESPONSES, &rated).await.blames("top_logprobs");
     let counted = chat("Hi", json!({}));
     let refused = site.post("/v1/messages/count_tokens", &counted).await;
     assert_eq!(refused.status, 400, "{}", refused.text());

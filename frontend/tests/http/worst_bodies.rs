@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use futures_util::future::join;
-use genset_backend_common::card::Artifact;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::client::{Client, post, soon};
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, echo, encode, worker_config,
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, echo, encode, with_template,
+    worker_config,
 };
 
 /// A template that never ends without a fuel limit.
@@ -42,9 +42,8 @@ struct Bystander {
 
 impl Bystander {
     async fn start(site: &Site, gate: Arc<Semaphore>) -> Self {
-        let mut client = site.connect().await;
         let body = completion("Hello", json!({"stream": true, "max_tokens": 1500}));
-        client.send(post(COMPLETIONS, body.to_string())).await;
+        let mut client = site.begin(COMPLETIONS, &body).await;
         gate.add_permits(1);
         let head = client.head("POST").await.expect("an answer");
         assert_eq!(head.status, 200);
@@ -98,6 +97,7 @@ fn worst() -> Vec<(&'static str, Vec<u8>, u16)> {
         "{{\"model\": \"{MODEL}\", \"messages\": {}}}",
         nested(500_000, "[", "]")
     );
+    let sent = |body: &Value| body.to_string().into_bytes();
     let many = vec![json!({"role": "user", "content": ""}); 50_000];
     let names: serde_json::Map<_, _> = (0..100_000)
         .map(|id| (format!("f{id}"), json!(1)))
@@ -119,58 +119,28 @@ fn worst() -> Vec<(&'static str, Vec<u8>, u16)> {
             400,
         ),
         (CHAT, messages.into_bytes(), 400),
+        (CHAT, sent(&chat("", json!({"messages": many}))), 400),
+        (CHAT, sent(&chat("Hi", Value::Object(names))), 400),
+        (CHAT, sent(&chat("Hi", json!({"logit_bias": biases}))), 400),
         (
             CHAT,
-            json!({"model": MODEL, "messages": many})
-                .to_string()
-                .into_bytes(),
+            sent(&chat("Hi", json!({"stop": vec!["x"; 100_000]}))),
             400,
         ),
+        (CHAT, sent(&chat(&"\u{1}".repeat(300_000), json!({}))), 400),
         (
-            CHAT,
-            chat("Hi", Value::Object(names)).to_string().into_bytes(),
-            400,
-        ),
-        (
-            CHAT,
-            chat("Hi", json!({"logit_bias": biases}))
-                .to_string()
-                .into_bytes(),
-            400,
-        ),
-        (
-            CHAT,
-            chat("Hi", json!({"stop": vec!["x"; 100_000]}))
-                .to_string()
-                .into_bytes(),
-            400,
-        ),
-        (
-            CHAT,
-            chat(&"\u{1}".repeat(300_000), json!({}))
-                .to_string()
-                .into_bytes(),
+            COMPLETIONS,
+            sent(&completion("a".repeat(200_000), json!({}))),
             400,
         ),
         (
             COMPLETIONS,
-            completion("a".repeat(200_000), json!({}))
-                .to_string()
-                .into_bytes(),
+            sent(&completion(vec!["a"; 100_000], json!({}))),
             400,
         ),
         (
             COMPLETIONS,
-            completion(vec!["a"; 100_000], json!({}))
-                .to_string()
-                .into_bytes(),
-            400,
-        ),
-        (
-            COMPLETIONS,
-            completion(vec![5; 1_000_000], json!({}))
-                .to_string()
-                .into_bytes(),
+            sent(&completion(vec![5; 1_000_000], json!({}))),
             400,
         ),
         ("/v1/messages", anthropic.into_bytes(), 400),
@@ -212,9 +182,7 @@ async fn a_stream_goes_on_beside_the_worst_bodies() {
 #[tokio::test]
 async fn a_template_without_end_holds_up_nobody() {
     let (engine, gate) = gated();
-    let mut worker = worker_config();
-    let template = Artifact::new("chat_template.jinja", ENDLESS.as_bytes().to_vec());
-    worker.artifacts.push(template);
+    let worker = with_template(worker_config(), ENDLESS);
     let site = Site::with_worker(config(), worker, engine).await;
     let mut bystander = Bystander::start(&site, gate).await;
     for (path, body) in [
@@ -222,13 +190,9 @@ async fn a_template_without_end_holds_up_nobody() {
         (CHAT, chat("Hi", json!({"stream": true}))),
         ("/v1/responses", json!({"model": MODEL, "input": "Hi"})),
         ("/tokenize", chat("Hi", json!({}))),
-        (
-            "/v1/messages",
-            json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}),
-        ),
+        ("/v1/messages", chat("Hi", json!({"max_tokens": 4}))),
     ] {
-        let mut client = site.connect().await;
-        client.send(post(path, body.to_string())).await;
+        let mut client = site.begin(path, &body).await;
         let answered = client.response();
         let others = bystander.goes_on(20);
         tokio::pin!(answered, others);
@@ -267,10 +231,10 @@ async fn the_depth_that_one_route_takes_every_route_takes() {
             ),
             (
                 "/v1/messages",
-                json!({
-                    "model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}],
-                    "tools": [tool], "tool_choice": {"type": "none"},
-                }),
+                chat(
+                    "Hi",
+                    json!({"max_tokens": 4, "tools": [tool], "tool_choice": {"type": "none"}}),
+                ),
             ),
         ] {
             let response = site.post(path, &body).await;
@@ -292,9 +256,8 @@ async fn depth_in_a_text_is_no_depth() {
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "ok"},
     ]);
-    let response = site
-        .post(CHAT, &json!({"model": MODEL, "messages": messages}))
-        .await;
+    let body = chat("", json!({"messages": messages}));
+    let response = site.post(CHAT, &body).await;
     assert_eq!(response.status, 200, "{}", response.text());
     site.close().await;
 }

@@ -4,9 +4,8 @@ use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 
 use super::{RESPONSES, asked, events};
-use crate::client::post;
 use crate::script::Script;
-use crate::support::{MODEL, Site, config, echo, encode, eventually};
+use crate::support::{MODEL, Site, config, echo, encode, eventually, with};
 
 #[tokio::test]
 async fn only_so_much_is_kept() {
@@ -63,13 +62,9 @@ async fn only_so_much_is_kept() {
 
 /// The memory that a streamed response holds once its answer has begun.
 async fn held_in_a_stream(site: &Site, further: Value) -> f64 {
-    let mut body = json!({"model": MODEL, "input": "Hi", "stream": true});
-    body.as_object_mut()
-        .unwrap()
-        .extend(further.as_object().unwrap().clone());
+    let body = json!({"model": MODEL, "input": "Hi", "stream": true});
     let used = || site.metric("genset_http_memory_used_bytes");
-    let mut client = site.connect().await;
-    client.send(post(RESPONSES, body.to_string())).await;
+    let mut client = site.begin(RESPONSES, &with(body, further)).await;
     let head = client.head("POST").await.expect("an answer");
     assert_eq!(head.status, 200);
     let mut came = String::new();

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{RESPONSES, asked, site, tools};
+use super::{RESPONSES, asked, tools};
 use crate::golden;
 use crate::script::Script;
-use crate::support::{MODEL, Site, echo_text, encode, tokenizer};
+use crate::support::{MODEL, Site, echo_text, encode, tokenizer, with};
 
 fn decode(tokens: &[u32]) -> String {
     tokenizer().decode_all(tokens, false).expect("a text")
@@ -29,12 +29,9 @@ fn long_talk() -> Value {
 #[tokio::test]
 async fn a_conversation_that_is_too_long_loses_its_beginning_where_it_may() {
     let engine = Script::tokens(encode("Paris."));
-    let site = site(engine.clone()).await;
+    let site = Site::thinking_and_calling(engine.clone()).await;
     let ask = |further: Value| {
-        let mut body = json!({"model": MODEL, "input": long_talk()});
-        body.as_object_mut()
-            .unwrap()
-            .extend(further.as_object().unwrap().clone());
+        let body = with(json!({"model": MODEL, "input": long_talk()}), further);
         let site = &site;
         async move { site.post(RESPONSES, &body).await }
     };
@@ -91,7 +88,7 @@ async fn a_conversation_that_is_too_long_loses_its_beginning_where_it_may() {
 async fn the_prompts_tokens_are_counted_without_an_answer() {
     const COUNT: &str = "/v1/responses/input_tokens";
     let engine = Script::tokens(encode("Paris."));
-    let site = site(engine.clone()).await;
+    let site = Site::thinking_and_calling(engine.clone()).await;
     let first = site.post(RESPONSES, &asked("Hi", json!({}))).await.json();
     for further in [
         json!({}),
@@ -101,10 +98,7 @@ async fn the_prompts_tokens_are_counted_without_an_answer() {
         json!({"previous_response_id": first["id"], "text": {"format": {"type": "text"}}}),
         json!({"input": [{"role": "user", "content": "One"}, {"role": "assistant", "content": "two"}]}),
     ] {
-        let mut body = json!({"model": MODEL, "input": "And?"});
-        for (name, value) in further.as_object().into_iter().flatten() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": MODEL, "input": "And?"}), further.clone());
         let counted = site.post(COUNT, &body).await;
         assert_eq!(counted.status, 200, "{}", counted.text());
         let before = engine.requests().len();
@@ -142,13 +136,9 @@ async fn the_prompts_tokens_are_counted_without_an_answer() {
             Some("previous_response_not_found"),
         ),
     ] {
-        let mut body = body.clone();
-        for (name, value) in further.as_object().into_iter().flatten() {
-            body[name] = value.clone();
-        }
-        let (status, named, known, message) = site.post(COUNT, &body).await.refusal();
-        assert_eq!((status, named.as_deref()), (400, Some(param)), "{message}");
-        assert_eq!(known.as_deref(), code, "{message}");
+        let refused = site.post(COUNT, &with(body.clone(), further)).await;
+        refused.blames(param);
+        assert_eq!(refused.refusal().2.as_deref(), code, "{param}");
     }
     site.close().await;
     let text = Site::start(echo_text()).await;
