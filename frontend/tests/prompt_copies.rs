@@ -3,24 +3,21 @@
 //!
 //! A separate binary, for its allocator, which counts for all threads.
 
-#![expect(
-    unsafe_code,
-    reason = "an allocator's functions are unsafe; these hand every call on as it came"
-)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::net::{Ipv4Addr, SocketAddr};
+#[path = "counted/allocator.rs"]
+mod allocator;
+#[path = "counted/site.rs"]
+mod site;
+
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use genset_backend_common::byte_size::ByteSize;
-use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice};
-use genset_frontend::{FrontendConfig, FrontendServer};
-use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use genset_frontend::FrontendConfig;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -31,42 +28,14 @@ const PROMPT_TOKENS: usize = 100_000;
 /// Blocks large enough for the prompt, allocated by any thread: new ones, and those reallocated to that size.
 static LARGE_BLOCKS: AtomicU64 = AtomicU64::new(0);
 
-struct Counting;
-
-fn count(bytes: usize) {
-    if bytes >= PROMPT_TOKENS * size_of::<u32>() {
+fn resized(_from: usize, to: usize) {
+    if to >= PROMPT_TOKENS * size_of::<u32>() {
         LARGE_BLOCKS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-// SAFETY: every call goes unchanged to the system allocator; counting allocates nothing and cannot unwind.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size);
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.realloc(block, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: allocator::Counting = allocator::Counting;
 
 /// Writes a model with room for the prompt that computes it in no time: one narrow layer, which attends to a few tokens. All its
 /// weights, and so all logits, are 0.
@@ -120,7 +89,7 @@ fn write_model(folder: &Path) {
 /// A completion request for `prompt` as bytes on the wire.
 fn request(prompt: &[u32]) -> String {
     let body =
-        json!({"model": "long", "prompt": prompt, "max_tokens": 3, "ignore_eos": true}).to_string();
+        json!({"model": "tiny", "prompt": prompt, "max_tokens": 3, "ignore_eos": true}).to_string();
     let length = body.len();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close";
     format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}")
@@ -148,37 +117,18 @@ async fn a_prompt_is_copied_once_between_http_and_the_candle_engine() {
         ..CandleArgs::default()
     };
     let engine = Arc::new(CandleEngine::from_args(&args, folder.path()));
-    let tiny_chat = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat");
-    let config = WorkerConfig {
-        model_name: Some("long".into()),
-        artifacts: ModelFolder::load(Path::new(tiny_chat)).unwrap().artifacts,
-        grace: Duration::ZERO,
-        ..WorkerConfig::default()
-    };
-    let runtime = Runtime::in_process();
-    let registrar = RuntimeRegistrar::new(runtime.clone(), EndpointName::default());
-    let metrics = runtime.metrics().clone();
-    let worker = Worker::new(1, engine, config, Arc::new(registrar), metrics).spawn();
-    worker.ready().await.unwrap();
-    let config = FrontendConfig {
-        address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        ..FrontendConfig::default()
-    };
-    let server = FrontendServer::bind(&runtime, config).await.unwrap();
-    server.models().any().await.unwrap();
-    ask(server.address(), &request(&[1; 600])).await;
+    let site = site::Site::start(engine, FrontendConfig::default()).await;
+    ask(site.server.address(), &request(&[1; 600])).await;
 
     let prompt: Vec<u32> = (0..9).cycle().take(PROMPT_TOKENS).collect();
     let request = request(&prompt);
     assert!(request.len() < PROMPT_TOKENS * size_of::<u32>());
     let before = LARGE_BLOCKS.load(Ordering::Relaxed);
-    let answer = ask(server.address(), &request).await;
+    let answer = ask(site.server.address(), &request).await;
     let large = LARGE_BLOCKS.load(Ordering::Relaxed) - before;
     assert!(answer.contains("\"completion_tokens\":3"), "{answer}");
     assert!(answer.contains("\"prompt_tokens\":100000"), "{answer}");
     assert_eq!(large, 2, "the list of ids, and one copy");
 
-    server.shutdown(Duration::ZERO).await;
-    worker.shutdown().await;
-    runtime.shutdown().await;
+    site.close().await;
 }

@@ -1,12 +1,11 @@
-//! [`Counting`]: the system allocator, with counters for the current thread. Tests run side by side, each on its own thread.
+//! [`Counting`], with counters for the current thread. Tests run side by side, each on its own thread.
 
-#![expect(
-    unsafe_code,
-    reason = "an allocator's functions are unsafe; these hand every call on as it came"
-)]
+#[path = "../counted/allocator.rs"]
+mod allocator;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+
+pub(crate) use allocator::Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -14,8 +13,6 @@ thread_local! {
     static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
     static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
 }
-
-pub(crate) struct Counting;
 
 /// How often this thread has asked for memory: new blocks, and blocks to grow or shrink.
 pub(crate) fn allocations() -> u64 {
@@ -41,11 +38,14 @@ pub(crate) fn reset_peak() {
     PEAK_BYTES.set(live_bytes());
 }
 
-fn asked(layout: Layout) {
+fn resized(from: usize, to: usize) {
     // A thread that is ending has no counters.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-    add_asked(layout.size());
-    add_live(layout.size().cast_signed());
+    if to > 0 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        add_asked(from);
+        add_asked(to);
+    }
+    add_live(to.cast_signed() - from.cast_signed());
 }
 
 fn add_asked(bytes: usize) {
@@ -60,36 +60,5 @@ fn add_live(bytes: isize) {
     });
     if let Ok(now) = now {
         let _ = PEAK_BYTES.try_with(|peak| peak.set(peak.get().max(now)));
-    }
-}
-
-// SAFETY: every call goes unchanged to the system allocator; counting allocates nothing and cannot unwind.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        asked(layout);
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        asked(layout);
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        add_asked(layout.size());
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        add_asked(size);
-        add_live(size.cast_signed() - layout.size().cast_signed());
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.realloc(block, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        add_live(-layout.size().cast_signed());
-
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.dealloc(block, layout) }
     }
 }

@@ -12,15 +12,15 @@
 mod counting;
 mod encoders;
 mod server;
+#[path = "../counted/site.rs"]
+mod site;
 mod tokenize;
 
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use genset_backend_common::output::Finish;
 use genset_backend_common::{EngineError, Output, TokenId};
 use genset_frontend::text::TextTokenizer;
-use genset_runtime::ModelFolder;
 
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
@@ -28,19 +28,10 @@ static ALLOCATOR: counting::Counting = counting::Counting;
 /// Stop strings that often begin and never complete.
 const STOPS: [&str; 3] = ["\n\nUser:", " the end of it", "🦀🦀🦀"];
 
-/// The test model's files.
-fn folder() -> &'static ModelFolder {
-    static FOLDER: OnceLock<ModelFolder> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat");
-        ModelFolder::load(Path::new(path)).unwrap()
-    })
-}
-
 fn tokenizer() -> &'static Arc<TextTokenizer> {
     static TOKENIZER: OnceLock<Arc<TextTokenizer>> = OnceLock::new();
     TOKENIZER.get_or_init(|| {
-        let mut artifacts = folder().artifacts.iter();
+        let mut artifacts = site::folder().artifacts.iter();
         let file = artifacts.find(|artifact| artifact.reference.name == "tokenizer.json");
         Arc::new(TextTokenizer::from_bytes(&file.unwrap().content).unwrap())
     })

@@ -1,26 +1,24 @@
 //! Tokens through a whole server on one thread: an engine's stream, its Worker, the answer, its events, hyper, a socket, and a
 //! client that allocates nothing.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::Stream;
-use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, Output, OutputStream,
     RequestContext, StartContext, async_trait, config::SamplingOption,
 };
-use genset_frontend::{FrontendConfig, FrontendServer};
-use genset_runtime::{EndpointName, Runtime, RuntimeRegistrar};
+use genset_frontend::FrontendConfig;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::counting::{allocations, asked_bytes, live_bytes};
-use crate::{STOPS, answer, folder};
+use crate::site::Site;
+use crate::{STOPS, answer};
 
 /// A test fails after this much silence.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -108,49 +106,12 @@ impl Stream for Items {
     }
 }
 
-/// A server and its Worker.
-struct Site {
-    runtime: Runtime,
-    worker: WorkerHandle,
-    server: FrontendServer,
-}
-
-impl Site {
-    async fn start(pace: Pace) -> Self {
-        let runtime = Runtime::in_process();
-        let config = WorkerConfig {
-            model_name: Some("tiny".into()),
-            artifacts: folder().artifacts.clone(),
-            grace: Duration::ZERO,
-            canary: CanaryConfig {
-                interval: None,
-                ..CanaryConfig::default()
-            },
-            ..WorkerConfig::default()
-        };
-        let registrar = RuntimeRegistrar::new(runtime.clone(), EndpointName::default());
-        let (engine, metrics) = (Arc::new(Prebuilt(pace)), runtime.metrics().clone());
-        let worker = Worker::new(1, engine, config, Arc::new(registrar), metrics).spawn();
-        worker.ready().await.unwrap();
-        let config = FrontendConfig {
-            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
-            max_choices: CHOICES,
-            ..FrontendConfig::default()
-        };
-        let server = FrontendServer::bind(&runtime, config).await.unwrap();
-        server.models().any().await.unwrap();
-        Self {
-            runtime,
-            worker,
-            server,
-        }
-    }
-
-    async fn close(self) {
-        self.server.shutdown(Duration::ZERO).await;
-        self.worker.shutdown().await;
-        self.runtime.shutdown().await;
-    }
+async fn site(pace: Pace) -> Site {
+    let config = FrontendConfig {
+        max_choices: CHOICES,
+        ..FrontendConfig::default()
+    };
+    Site::start(Arc::new(Prebuilt(pace)), config).await
 }
 
 /// A client on its own connection.
@@ -274,7 +235,7 @@ const DOUBLINGS: i64 = 4;
 
 #[tokio::test]
 async fn a_token_that_leaves_alone_allocates_nothing() {
-    let site = Site::start(Pace::OneByOne).await;
+    let site = site(Pace::OneByOne).await;
     for further in further(&site, 500).await {
         let (request, allocations) = (further.request, further.allocations);
         assert!(
@@ -290,7 +251,7 @@ async fn a_token_that_leaves_alone_allocates_nothing() {
 async fn tokens_that_leave_together_allocate_only_their_frames() {
     const FRAME_BYTES: usize = 8 << 10;
     const A_FRAME: usize = 6;
-    let site = Site::start(Pace::Together).await;
+    let site = site(Pace::Together).await;
     for further in further(&site, 2000).await {
         let frames = i64::try_from((further.bytes / FRAME_BYTES + 1) * A_FRAME).unwrap();
         let (request, allocations) = (further.request, further.allocations);
@@ -306,7 +267,7 @@ async fn tokens_that_leave_together_allocate_only_their_frames() {
 async fn open_stream(path: &str) -> isize {
     const STREAMS: usize = 64;
     const FIRST_TOKEN: &[u8] = b":\"I";
-    let site = Site::start(Pace::Once).await;
+    let site = site(Pace::Once).await;
     let request = request(path, 2, &json!({}));
     let mut first = Client::connect(&site).await;
     first.exchange(&request, FIRST_TOKEN).await;
@@ -345,7 +306,7 @@ async fn an_open_stream_holds_a_bounded_amount() {
 async fn a_further_choice_copies_nothing_of_its_request() {
     const A_CHOICE: u64 = 32 << 10;
     const PROMPT_TOKENS: u32 = 100_000;
-    let site = Site::start(Pace::Together).await;
+    let site = site(Pace::Together).await;
     let mut client = Client::connect(&site).await;
     let mut fewest = async |choices: u32| {
         let further = json!({

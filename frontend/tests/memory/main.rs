@@ -10,17 +10,15 @@
 
 mod counting;
 mod random;
+#[path = "../counted/site.rs"]
+mod site;
 mod worst;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_engine_echo::{EchoArgs, EchoCore};
-use genset_frontend::{FrontendConfig, FrontendServer};
-use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use genset_frontend::FrontendConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -39,48 +37,20 @@ const TIMES: usize = 8;
 /// What it may take in addition.
 const FREE_BYTES: usize = 16_000_000;
 
-/// A server and its Worker.
-struct Site {
-    runtime: Runtime,
-    worker: WorkerHandle,
-    server: FrontendServer,
-}
+/// A server of the echo engine.
+struct Site(site::Site);
 
 impl Site {
     async fn start() -> Self {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat");
-        let artifacts = ModelFolder::load(Path::new(path)).unwrap().artifacts;
-        let runtime = Runtime::in_process();
-        let config = WorkerConfig {
-            model_name: Some("tiny".into()),
-            artifacts,
-            grace: Duration::ZERO,
-            canary: CanaryConfig {
-                interval: None,
-                ..CanaryConfig::default()
-            },
-            ..WorkerConfig::default()
-        };
         let args = EchoArgs {
             token_echo_delay_ms: 0,
         };
         let engine = Arc::new(EchoCore::from_args(&args, 2048, 2048));
-        let registrar = RuntimeRegistrar::new(runtime.clone(), EndpointName::default());
-        let metrics = runtime.metrics().clone();
-        let worker = Worker::new(1, engine, config, Arc::new(registrar), metrics).spawn();
-        worker.ready().await.unwrap();
         let config = FrontendConfig {
-            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             max_stored_bytes: 1 << 20,
             ..FrontendConfig::default()
         };
-        let server = FrontendServer::bind(&runtime, config).await.unwrap();
-        server.models().any().await.unwrap();
-        let site = Self {
-            runtime,
-            worker,
-            server,
-        };
+        let site = Self(site::Site::start(engine, config).await);
         // The first request makes what is made once.
         let body = br#"{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}"#;
         assert_eq!(site.post("/v1/chat/completions", body).await.0, 200);
@@ -89,7 +59,7 @@ impl Site {
 
     /// Returns the status and the answer.
     async fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
-        let mut stream = TcpStream::connect(self.server.address()).await.unwrap();
+        let mut stream = TcpStream::connect(self.0.server.address()).await.unwrap();
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
              connection: close\r\ncontent-length: {}\r\n\r\n",
@@ -129,16 +99,14 @@ impl Site {
     }
 
     fn metric(&self, name: &str) -> f64 {
-        let text = self.runtime.metrics().encode();
+        let text = self.0.runtime.metrics().encode();
         let mut lines = text.lines();
         let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap().parse().unwrap()
     }
 
     async fn close(self) {
-        self.server.shutdown(Duration::ZERO).await;
-        self.worker.shutdown().await;
-        self.runtime.shutdown().await;
+        self.0.close().await;
     }
 }
 
