@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 use crate::batches::{batch_that, begin, begin_to, content, ended, kept_in, line, lines};
 use crate::client::soon;
 use crate::script::Script;
-use crate::support::{CHAT, MODEL, Site, chat, echo, encode, eventually, named, worker_config};
+use crate::support::{
+    CHAT, MODEL, Site, chat, echo, encode, eventually, metric, named, worker_config,
+};
 use crate::whole_bodies::reader;
 
 /// An engine that refuses every request.
@@ -51,14 +53,9 @@ async fn a_batch_waits_for_its_model() {
 
 /// Returns how many chats got this status.
 fn count_of_chats(runtime: &Runtime, status: u16) -> u64 {
-    let labels = format!("{{endpoint=\"chat_completions\",status=\"{status}\"}} ");
-    let metrics = runtime.metrics().encode();
-    let mut lines = metrics.lines();
-    let count = lines.find_map(|line| {
-        let line = line.strip_prefix("genset_http_requests_total")?;
-        line.strip_prefix(labels.as_str())
-    });
-    count.map_or(0, |count| count.parse().expect("a count"))
+    let name =
+        format!("genset_http_requests_total{{endpoint=\"chat_completions\",status=\"{status}\"}}");
+    metric(&runtime.metrics().encode(), &name).unwrap_or(0)
 }
 
 #[tokio::test]

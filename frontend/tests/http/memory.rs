@@ -8,7 +8,9 @@ use genset_runtime::Runtime;
 use serde_json::{Value, json};
 
 use crate::client::{Client, post, soon};
-use crate::support::{CHAT, Site, chat, config, echo, eventually, start_worker, worker_config};
+use crate::support::{
+    CHAT, Site, chat, config, echo, eventually, metric, start_worker, worker_config,
+};
 
 const BUDGET_BYTES: usize = 16 << 20;
 
@@ -87,11 +89,9 @@ async fn an_answer_to_the_program_itself_holds_its_room_until_it_is_dropped() {
     let models = Models::follow(&runtime, &config());
     soon(models.any()).await.expect("a model");
     let routes = LocalFrontend::new(&runtime, models.clone(), config());
-    let used = || {
+    let used = || -> usize {
         let text = runtime.metrics().encode();
-        let mut lines = text.lines();
-        let used = lines.find_map(|line| line.strip_prefix("genset_http_memory_used_bytes "));
-        used.expect("a metric").parse::<usize>().expect("a number")
+        metric(&text, "genset_http_memory_used_bytes").expect("a metric")
     };
     let asked = chat("Hello there", json!({})).to_string();
     let answer = routes.post(CHAT, asked).await.expect("an answer");

@@ -10,17 +10,14 @@ use tokio::sync::Semaphore;
 
 use crate::client::{post, request};
 use crate::script::Script;
-use crate::support::{CHAT, Site, chat, config, echo, encode, eventually, worker_config};
+use crate::support::{CHAT, Site, chat, config, echo, encode, eventually, metric, worker_config};
 
 const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// The value of a line of `/metrics`.
 async fn value(site: &Site, name: &str) -> f64 {
     let text = site.get("/metrics").await.text();
-    let mut lines = text.lines();
-    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    let value = value.unwrap_or_else(|| panic!("no {name} in {text}"));
-    value.parse().expect("a number")
+    metric(&text, name).unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
 /// Requests in every possible state, and their counts.

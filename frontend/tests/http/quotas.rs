@@ -11,7 +11,7 @@ use crate::apis::embedder;
 use crate::client::request;
 use crate::scores::scorer;
 use crate::script::Script;
-use crate::support::{CHAT, CONTEXT, MODEL, Site, chat, encode, eventually};
+use crate::support::{CHAT, CONTEXT, MODEL, Site, chat, encode, eventually, metric};
 use crate::whole_bodies::reading;
 
 /// The tokens of each answer.
@@ -36,11 +36,7 @@ where
 
 fn of_key(site: &Site, key: &str) -> u64 {
     let name = format!("genset_http_key_tokens_total{{key=\"{key}\"}}");
-    let text = site.runtime.metrics().encode();
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
-    value.map_or(0, |value| value.parse().expect("a count"))
+    metric(&site.runtime.metrics().encode(), &name).unwrap_or(0)
 }
 
 /// Sends eight requests in a row and leaves each before the last event: one answer uses the whole quota.

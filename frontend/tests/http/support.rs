@@ -1,8 +1,10 @@
 //! The harness: a runtime, Workers and a server in this process.
 
+use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -337,16 +339,10 @@ impl Site {
         }
     }
 
-    /// The value of a metric without labels.
+    /// The value of a metric; `name` includes its labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.runtime.metrics().encode();
-        let line = text.lines().find_map(|line| {
-            line.strip_prefix(name)
-                .and_then(|rest| rest.strip_prefix(' '))
-        });
-        line.unwrap_or_else(|| panic!("no metric {name} in {text}"))
-            .parse()
-            .expect("a number")
+        metric(&text, name).unwrap_or_else(|| panic!("no metric {name} in {text}"))
     }
 
     /// Waits until the engine and the server hold no request.
@@ -373,6 +369,13 @@ impl Site {
         soon(self.runtime.shutdown()).await;
         assert_eq!(self.runtime.tasks(), 0);
     }
+}
+
+/// The value of a metric in the text of `/metrics`, if it is there; `name` includes its labels.
+pub(crate) fn metric<T: FromStr<Err: Debug>>(text: &str, name: &str) -> Option<T> {
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map(|value| value.parse().expect("a number"))
 }
 
 /// Waits until `is_so`; fails if that never happens.
