@@ -145,81 +145,35 @@ fn crowds() -> Vec<(&'static str, Vec<u8>)> {
         r#"[{{"role": "assistant", "tool_calls": [{{"id": "a", "type": "function",
             "function": {{"name": "f", "arguments": "{{\"a\": {arguments}}}"}}}}]}}]"#
     );
-    vec![
-        (
-            CHAT,
-            around(
-                CHAT,
-                "messages",
-                &list(json!({"role": "user", "content": ""})),
-            ),
-        ),
-        (CHAT, around(CHAT, "messages", &said(&list(text.clone())))),
-        (CHAT, around(CHAT, "messages", &arguments)),
-        (
-            CHAT,
-            around(
-                CHAT,
-                "messages",
-                &format!(
-                    r#"[{{"role": "assistant", "tool_calls": {}}}]"#,
-                    list(calls)
-                ),
-            ),
-        ),
-        (CHAT, around(CHAT, "stop_token_ids", &list(json!(1)))),
-        (
-            CHAT,
-            around(
-                CHAT,
-                "genset",
-                &format!(r#"{{"annotations": {{"a": {}}}}}"#, list(json!(0))),
-            ),
-        ),
-        (COMPLETIONS, around(COMPLETIONS, "prompt", &list(json!("")))),
-        (
-            COMPLETIONS,
-            around(COMPLETIONS, "prompt", &list(json!([1]))),
-        ),
-        // Showing them would take forty bytes each.
-        (
-            COMPLETIONS,
-            format!(
-                r#"{{"model": "tiny", "echo": true, "prompt": {}}}"#,
-                list(json!(5))
-            )
-            .into_bytes(),
-        ),
-        (
-            EMBEDDINGS,
-            around(EMBEDDINGS, "input", &list(json!([1, 2]))),
-        ),
-        (MESSAGES, around(MESSAGES, "messages", &said(&list(text)))),
-        (
-            MESSAGES,
-            around(
-                MESSAGES,
-                "messages",
-                &format!(r#"[{{"role": "assistant", "content": {}}}]"#, list(call)),
-            ),
-        ),
-        (
-            RESPONSES,
-            around(
-                RESPONSES,
-                "input",
-                &list(json!({"role": "user", "content": ""})),
-            ),
-        ),
-        (
-            RESPONSES,
-            around(
-                RESPONSES,
-                "input",
-                &list(json!({"type": "function_call_output", "call_id": "", "output": ""})),
-            ),
-        ),
-    ]
+    let user = list(json!({"role": "user", "content": ""}));
+    let calling = format!(
+        r#"[{{"role": "assistant", "tool_calls": {}}}]"#,
+        list(calls)
+    );
+    let using = format!(r#"[{{"role": "assistant", "content": {}}}]"#, list(call));
+    let annotations = format!(r#"{{"annotations": {{"a": {}}}}}"#, list(json!(0)));
+    let outputs = list(json!({"type": "function_call_output", "call_id": "", "output": ""}));
+    let crowds = [
+        (CHAT, "messages", user.clone()),
+        (CHAT, "messages", said(&list(text.clone()))),
+        (CHAT, "messages", arguments),
+        (CHAT, "messages", calling),
+        (CHAT, "stop_token_ids", list(json!(1))),
+        (CHAT, "genset", annotations),
+        (COMPLETIONS, "prompt", list(json!(""))),
+        (COMPLETIONS, "prompt", list(json!([1]))),
+        (EMBEDDINGS, "input", list(json!([1, 2]))),
+        (MESSAGES, "messages", said(&list(text))),
+        (MESSAGES, "messages", using),
+        (RESPONSES, "input", user),
+        (RESPONSES, "input", outputs),
+    ];
+    // Showing them would take forty bytes each.
+    let prompt = list(json!(5));
+    let shown = format!(r#"{{"model": "tiny", "echo": true, "prompt": {prompt}}}"#);
+    let crowds = crowds.map(|(path, field, inner)| (path, around(path, field, &inner)));
+    let shown = (COMPLETIONS, shown.into_bytes());
+    crowds.into_iter().chain([shown]).collect()
 }
 
 #[tokio::test]
