@@ -128,37 +128,24 @@ fn numbers_keep_their_range() {
         let request = parse_chat(json!({"seed": seed})).unwrap();
         assert_eq!(request.params.sampling.seed, Some(bits));
     }
-    // 2^64, which is a float in JSON.
-    let beyond = json!({"seed": 18_446_744_073_709_551_616.0});
-    assert_eq!(param_of(beyond).as_deref(), Some("seed"));
-    assert_eq!(
-        param_of(json!({"priority": u64::MAX})).as_deref(),
-        Some("priority")
-    );
-    assert_eq!(
-        param_of(json!({"max_tokens": 1_u64 << 32})).as_deref(),
-        Some("max_tokens")
-    );
-    assert_eq!(
-        param_of(json!({"temperature": 1e39})).as_deref(),
-        Some("temperature")
-    );
-    assert_eq!(
-        param_of(json!({"priority": 1_u64 << 31})).as_deref(),
-        Some("priority")
-    );
     assert_eq!(parse_chat(json!({"n": 16})).unwrap().params.n, 16);
-    // A bias that `f32` cannot hold is infinite.
-    assert_eq!(
-        param_of(json!({"logit_bias": {"1": 1e300}})).as_deref(),
-        Some("logit_bias")
-    );
-    // An overridden value is validated too.
-    assert_eq!(
-        param_of(json!({"repetition_penalty": -1, "genset": {"repetition_penalty": 1.1}}))
-            .as_deref(),
-        Some("repetition_penalty")
-    );
+    for (further, param) in [
+        // 2^64, which is a float in JSON.
+        (json!({"seed": 18_446_744_073_709_551_616.0}), "seed"),
+        (json!({"priority": u64::MAX}), "priority"),
+        (json!({"priority": 1_u64 << 31}), "priority"),
+        (json!({"max_tokens": 1_u64 << 32}), "max_tokens"),
+        (json!({"temperature": 1e39}), "temperature"),
+        // A bias that `f32` cannot hold is infinite.
+        (json!({"logit_bias": {"1": 1e300}}), "logit_bias"),
+        // An overridden value is validated too.
+        (
+            json!({"repetition_penalty": -1, "genset": {"repetition_penalty": 1.1}}),
+            "repetition_penalty",
+        ),
+    ] {
+        assert_eq!(param_of(further).as_deref(), Some(param));
+    }
 }
 
 #[test]
