@@ -7,6 +7,7 @@ use super::*;
 use crate::budget::MemoryBudget;
 use crate::error::ApiError;
 use crate::markup::Message;
+use crate::markup::testing::calls_of;
 
 mod ratings;
 
@@ -27,6 +28,23 @@ fn answer(items: Vec<Item>, stops: &[&str]) -> Answer {
     let outputs = OutputStream::from_raw(Box::pin(stream::iter(items)));
     let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
     Answer::new(outputs, None, stops, 3)
+}
+
+/// A byte-level tokenizer with these tokens, and with these special ones.
+fn tokenizer_of(vocab: &serde_json::Value, special: &[(u32, &str)]) -> Arc<TextTokenizer> {
+    let special = special.iter().map(|(id, content)| {
+        serde_json::json!({
+            "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false,
+        })
+    });
+    let file = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "added_tokens": special.collect::<Vec<_>>(),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    Arc::new(TextTokenizer::from_bytes(file.to_string().as_bytes()).unwrap())
 }
 
 /// Reads an answer on an unlimited memory budget.
@@ -169,21 +187,8 @@ proptest! {
 /// Special tokens are skipped, except those of the expected markup.
 #[tokio::test]
 async fn special_tokens_of_markup_are_read_and_others_skipped() {
-    let special = |id: u32, content: &str| {
-        serde_json::json!({
-            "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false,
-        })
-    };
-    let file = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
-        "post_processor": null,
-        "added_tokens": [special(3, "[TOOL_CALLS]"), special(4, "<|eot|>")],
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
-        "model": {"type": "BPE", "vocab": {"now": 0, "{": 1, "}": 2}, "merges": []},
-    });
-    let tokenizer = TextTokenizer::from_bytes(file.to_string().as_bytes()).unwrap();
-    let tokenizer = Arc::new(tokenizer);
+    let vocab = serde_json::json!({"now": 0, "{": 1, "}": 2});
+    let tokenizer = tokenizer_of(&vocab, &[(3, "[TOOL_CALLS]"), (4, "<|eot|>")]);
     let read = async |has_splitter: bool| {
         let (ctx, tokens) = (RequestContext::new("a"), [3, 4, 0, 1, 2]);
         let outputs = output::stream(ctx, move |out| async move {
@@ -194,10 +199,7 @@ async fn special_tokens_of_markup_are_read_and_others_skipped() {
         });
         let mut answer = Answer::new(outputs, Some(Arc::clone(&tokenizer)), Arc::default(), 1);
         if has_splitter {
-            let dialect = crate::tools::ToolDialect::find("mistral").unwrap();
-            let parser = dialect.parser(Arc::default());
-            let splitter = Splitter::new(None, Some(parser), dialect.id_style());
-            answer = answer.with_splitter(splitter, [3].into());
+            answer = answer.with_splitter(calls_of("mistral"), [3].into());
         }
         collect(answer).await.unwrap().message
     };
@@ -223,11 +225,8 @@ async fn a_call_that_was_cut_before_its_arguments_has_none() {
         (finished(Finish::length(), 4), ""),
         (text("END", 1), ""),
     ] {
-        let dialect = crate::tools::ToolDialect::find("harmony").unwrap();
-        let parser = dialect.parser(Arc::default());
-        let splitter = Splitter::new(None, Some(parser), dialect.id_style());
-        let answer =
-            answer(vec![text(header, 4), end], &["END"]).with_splitter(splitter, Arc::default());
+        let answer = answer(vec![text(header, 4), end], &["END"]);
+        let answer = answer.with_splitter(calls_of("harmony"), Arc::default());
         let Completed { message, .. } = collect(answer).await.unwrap();
         let call = &message.tool_calls[0];
         assert_eq!(

@@ -162,20 +162,12 @@ fn put_event(name: &str, data: &Value, out: &mut BytesMut) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::markup::testing::characters;
-    use crate::markup::{IdStyle, Splitter};
-    use crate::tools::{ToolDialect, ToolSchemas};
-
-    /// A call whose value contains the marker that ends values.
-    const CALL: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
-        <parameter=path>\na\n</parameter>\n</function>";
+    use crate::markup::testing::{CALL_WITH_MARKER, calls_of, characters};
 
     #[test]
     fn pieces_of_arguments_belong_to_a_block_of_their_call() {
-        for pieces in [vec![CALL], characters(CALL)] {
-            let parser = ToolDialect::find("qwen3_coder").unwrap();
-            let parser = parser.parser(ToolSchemas::default().into());
-            let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
+        for pieces in [vec![CALL_WITH_MARKER], characters(CALL_WITH_MARKER)] {
+            let mut splitter = calls_of("qwen3_coder");
             let mut encoder = MessageEncoder::new(MessageHead {
                 id: "msg_1".into(),
                 model: "m".into(),

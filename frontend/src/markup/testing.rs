@@ -1,8 +1,21 @@
 //! Helpers for the tests of all parsers.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::{IdStyle, MarkupParser, Message, Splitter};
+use crate::tools::ToolDialect;
+
+/// A call in the dialect `qwen3_coder` whose value contains the marker that ends values.
+pub(crate) const CALL_WITH_MARKER: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
+    <parameter=path>\na\n</parameter>\n</function>";
+
+/// A splitter that looks for calls alone, of tools without schemas.
+pub(crate) fn calls_of(dialect: &str) -> Splitter {
+    let dialect = ToolDialect::find(dialect).expect("a dialect");
+    let parser = dialect.parser(Arc::default());
+    Splitter::new(None, Some(parser), dialect.id_style())
+}
 
 /// Runs a parser over a text in pieces; calls have ids only if the model gave them.
 pub(crate) fn parse<'a>(

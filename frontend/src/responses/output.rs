@@ -250,20 +250,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::markup::testing::characters;
-    use crate::markup::{IdStyle, Splitter};
-    use crate::tools::{ToolDialect, ToolSchemas};
-
-    /// A call whose value contains the marker that ends values.
-    const CALL: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
-        <parameter=path>\na\n</parameter>\n</function>";
+    use crate::markup::testing::{CALL_WITH_MARKER, calls_of, characters};
 
     #[test]
     fn a_call_has_all_its_arguments() {
-        for pieces in [vec![CALL], characters(CALL)] {
-            let parser = ToolDialect::find("qwen3_coder").unwrap();
-            let parser = parser.parser(ToolSchemas::default().into());
-            let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
+        for pieces in [vec![CALL_WITH_MARKER], characters(CALL_WITH_MARKER)] {
+            let mut splitter = calls_of("qwen3_coder");
             let mut output = Output::default();
             for piece in pieces {
                 splitter.push(piece, |delta| output.add(delta, &[]));

@@ -14,17 +14,7 @@ fn tokenizer() -> Arc<TextTokenizer> {
     let vocab = serde_json::json!({
         "a": 0, "b": 1, "ab": 2, "ba": 3, "Ġ": 4, "Ã©": 5, "aĠb": 6, "Ã": 7, "©": 8,
     });
-    let special = serde_json::json!({
-        "id": SPECIAL, "content": "<|x|>", "special": true, "single_word": false, "lstrip": false, "rstrip": false,
-        "normalized": false,
-    });
-    let file = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
-        "post_processor": null, "added_tokens": [special],
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    });
-    Arc::new(TextTokenizer::from_bytes(file.to_string().as_bytes()).unwrap())
+    tokenizer_of(&vocab, &[(SPECIAL, "<|x|>")])
 }
 
 /// A number that identifies the position, so that no log probability can pass for another.
