@@ -10,7 +10,7 @@ use genset_backend_common::{
 };
 use serde_json::{Value, json};
 
-use super::fault::{Fault, with_fault};
+use super::fault::{Fault, faulty, raw};
 use super::text::spelled;
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
@@ -85,9 +85,7 @@ enum Flaw {
 }
 
 fn bodies(clean: &Clean, scenario: &Scenario, takes: Takes, flaw: Flaw) -> Subject {
-    let clean = Arc::clone(clean);
-    let of_text: Clean = Arc::new(move |scenario: &Scenario| spelled(clean.build(scenario)));
-    with_fault(&of_text, scenario, Bodies { takes, flaw })
+    faulty(spelled(clean.build(scenario)), Bodies { takes, flaw })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -159,7 +157,7 @@ impl Fault for Bodies {
         if flaw == Flaw::BreaksChats && is_chat(&body) {
             let error = stream::iter([Err(EngineError::internal("the chat broke"))]);
             let broken = outputs.take(1).chain(error);
-            return Ok(OutputStream::from_raw(Box::pin(broken)));
+            return Ok(raw(broken));
         }
         if body["stream"] == true || flaw == Flaw::AlwaysStreams {
             let events = outputs.map(move |mut item| {
@@ -172,10 +170,10 @@ impl Fault for Bodies {
                 }
                 item
             });
-            return Ok(OutputStream::from_raw(Box::pin(events)));
+            return Ok(raw(events));
         }
         let whole = stream::once(whole(outputs, writer)).flat_map(stream::iter);
-        Ok(OutputStream::from_raw(Box::pin(whole)))
+        Ok(raw(whole))
     }
 }
 

@@ -3,12 +3,12 @@
 mod deaf;
 mod misdirected;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use super::fault::with_fault;
-use super::lifecycle::Declares;
-use super::slotted::{Habits, SlotFault, with_habits, without_probe};
+use genset_backend_common::FinishReason;
+
+use super::fault::{Declares, ended, faulty, with_fault};
+use super::slotted::{SlotFault, with_slots, without_probe};
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
 
@@ -37,13 +37,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "cancelled-as-stop",
         stands_for: "an engine that reports a cancelled answer as a finished one",
         killed_by: &["CN01", "CN02", "CN07", "CN12", "CN14"],
-        build: |clean, scenario| with_fault(clean, scenario, deaf::ReportsStop),
+        build: |clean, scenario| {
+            ended(clean, scenario, |finished| {
+                if finished.reason == FinishReason::Cancelled {
+                    finished.reason = FinishReason::Stop;
+                }
+            })
+        },
     },
     Mutant {
         name: "slot-leaked-on-drop",
         stands_for: "sgl-project/sglang#36333: requests of clients that hung up keep their slots until none is left",
         killed_by: &["CN03", "CN15"],
-        build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::KeepsSlotOnDrop)),
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::KeepsSlotOnDrop),
     },
     Mutant {
         name: "slot-of-many-leaked-on-drop",
@@ -61,7 +67,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "kv-leaked-on-drop",
         stands_for: "KV blocks of dropped requests that are never given back: invisible until the cache is full",
         killed_by: &["CN03"],
-        build: |clean, scenario| with_habits(clean, scenario, four(SlotFault::KeepsKvOnDrop)),
+        build: |clean, scenario| with_slots(clean, scenario, 4, SlotFault::KeepsKvOnDrop),
     },
     Mutant {
         name: "prefill-not-interruptible",
@@ -73,7 +79,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "deaf-in-queue",
         stands_for: "ggml-org/llama.cpp#13262: an abandoned request waits its turn in the queue and is then computed",
         killed_by: &["CN05", "CN10", "ER09"],
-        build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::DeafInQueue)),
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::DeafInQueue),
     },
     Mutant {
         name: "late-cancel-hits-next-tenant",
@@ -116,11 +122,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a stream that ends for the client while the engine computes the rest of the answer unseen",
         killed_by: &["CN10", "ER09"],
         build: |clean, scenario| {
-            let habits = Habits {
-                slots: 1000,
-                fault: SlotFault::ComputesOnAfterCancel,
-            };
-            with_habits(clean, scenario, habits)
+            with_slots(clean, scenario, 1000, SlotFault::ComputesOnAfterCancel)
         },
     },
     Mutant {
@@ -128,7 +130,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "as computes-on-after-cancel, seen from outside: the abandoned answers keep their slots",
         killed_by: &["CN05", "CN10", "ER09"],
         build: |clean, scenario| {
-            without_probe(clean, scenario, four(SlotFault::ComputesOnAfterCancel))
+            without_probe(clean, scenario, 4, SlotFault::ComputesOnAfterCancel)
         },
     },
     Mutant {
@@ -141,20 +143,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "reservation-lost-on-drop",
         stands_for: "admission that counts a request before it guards it: who leaves in between is counted for ever",
         killed_by: &["CN13"],
-        build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::LosesReservation)),
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::LosesReservation),
     },
     Mutant {
         name: "task-leaked-on-cancel",
         stands_for: "a watcher task for each request that does not end with a cancelled one",
         killed_by: &["CN11"],
-        build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::LeaksTaskOnCancel)),
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::LeaksTaskOnCancel),
     },
     Mutant {
         name: "task-leaked-on-every-sixth-cancel",
         stands_for: "a watcher task that is left behind where a cancel meets a step: seldom, and for ever",
         killed_by: &["CN11"],
         build: |clean, scenario| {
-            without_probe(clean, scenario, four(SlotFault::LeaksTaskOnSixthCancel))
+            without_probe(clean, scenario, 4, SlotFault::LeaksTaskOnSixthCancel)
         },
     },
     Mutant {
@@ -176,9 +178,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "slot-leaked-in-prefill",
         stands_for: "a slot that is taken before the prefill and guarded after it",
         killed_by: &["CN15"],
-        build: |clean, scenario| {
-            without_probe(clean, scenario, four(SlotFault::KeepsSlotInPrefill))
-        },
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::KeepsSlotInPrefill),
     },
     Mutant {
         name: "early-abort-panics",
@@ -198,16 +198,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-const fn four(fault: SlotFault) -> Habits {
-    Habits { slots: 4, fault }
-}
-
 /// An engine that declares 64 slots and has no probe.
 fn of_64(clean: &Clean, scenario: &Scenario, fault: SlotFault) -> Subject {
-    let clean = Arc::clone(clean);
-    let habits = Habits { slots: 64, fault };
-    let slotted: Clean =
-        Arc::new(move |scenario: &Scenario| without_probe(&clean, scenario, habits));
     let declares = Declares(|config| config.max_num_seqs = Some(64));
-    with_fault(&slotted, scenario, declares)
+    faulty(without_probe(clean, scenario, 64, fault), declares)
 }

@@ -5,9 +5,12 @@ mod locks;
 mod poison;
 mod stops;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::Mutant;
 use super::fault::with_fault;
-use super::slotted::{Habits, SlotFault, without_probe};
+use super::slotted::{SlotFault, without_probe};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -42,35 +45,31 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "serial",
         stands_for: "an engine behind one big lock: everybody waits for the longest answer",
         killed_by: &["CN09", "CC05"],
-        build: |clean, scenario| without_probe(clean, scenario, slots(1, SlotFault::None)),
+        build: |clean, scenario| without_probe(clean, scenario, 1, SlotFault::None),
     },
     Mutant {
         name: "newest-first",
         stands_for: "a queue that is a stack: who waits longest goes on waiting while others come",
         killed_by: &["CC06"],
-        build: |clean, scenario| without_probe(clean, scenario, slots(4, SlotFault::NewestFirst)),
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::NewestFirst),
     },
     Mutant {
         name: "priority-ignored",
         stands_for: "a priority that is declared, carried to the scheduler and not looked at",
         killed_by: &["CC12"],
-        build: |clean, scenario| {
-            without_probe(clean, scenario, slots(4, SlotFault::PriorityIgnored))
-        },
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::PriorityIgnored),
     },
     Mutant {
         name: "lowest-first",
         stands_for: "a scheduler whose smaller numbers run first, given ours as they are",
         killed_by: &["CC12"],
-        build: |clean, scenario| without_probe(clean, scenario, slots(4, SlotFault::LowestFirst)),
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::LowestFirst),
     },
     Mutant {
         name: "hangs-over-capacity",
         stands_for: "requests over capacity are parked and nobody wakes them",
         killed_by: &["CC07", "CC12"],
-        build: |clean, scenario| {
-            without_probe(clean, scenario, slots(24, SlotFault::ForgetsTheQueue))
-        },
+        build: |clean, scenario| without_probe(clean, scenario, 24, SlotFault::ForgetsTheQueue),
     },
     Mutant {
         name: "blocks-the-runtime",
@@ -106,13 +105,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "row-not-reset",
         stands_for: "a row of the batch that is given to whoever waits with the last token of its former request in it",
         killed_by: &["CC13"],
-        build: |clean, scenario| without_probe(clean, scenario, slots(8, SlotFault::KeepsRow)),
+        build: |clean, scenario| without_probe(clean, scenario, 8, SlotFault::KeepsRow),
     },
     Mutant {
         name: "shortest-first",
         stands_for: "a scheduler that fills what is left of a step with prompts that fit: a long one never does",
         killed_by: &["CC14"],
-        build: |clean, scenario| without_probe(clean, scenario, slots(4, SlotFault::ShortestFirst)),
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::ShortestFirst),
     },
     Mutant {
         name: "chunk-at-the-wrong-place",
@@ -140,6 +139,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-const fn slots(slots: usize, fault: SlotFault) -> Habits {
-    Habits { slots, fault }
+/// A place among the active requests.
+struct Place {
+    active: Arc<AtomicU32>,
+    index: u32,
+}
+
+impl Place {
+    fn taken(active: &Arc<AtomicU32>) -> Self {
+        Self {
+            index: active.fetch_add(1, Ordering::Relaxed),
+            active: Arc::clone(active),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
 }

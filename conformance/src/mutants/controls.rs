@@ -6,14 +6,14 @@ use std::sync::Arc;
 use futures_util::{StreamExt, future, stream};
 use genset_backend_common::{
     EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
-    Output, OutputStream, RequestContext, RequestField, async_trait,
+    OutputStream, RequestContext, RequestField, async_trait,
     controls::{Adapter, SleepLevel},
 };
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::fault::{Fault, with_fault};
+use super::fault::{Fault, at_tokens, is_last, raw, with_fault};
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
 
@@ -224,18 +224,14 @@ impl Fault for Operated {
             mut gone,
             place,
         } = self.admit(&mut request)?;
-        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+        let outputs = inner.generate(request, ctx).await?;
+        let outputs = at_tokens(outputs, move |chunk| {
             let _until_the_end = &place;
-            if let Ok(Output::Tokens(chunk)) = &mut item {
-                chunk
-                    .token_ids
-                    .iter_mut()
-                    .for_each(|token| *token ^= change);
-            }
-            item
+            let tokens = chunk.token_ids.iter_mut();
+            tokens.for_each(|token| *token ^= change);
         });
         if self.flaw != Flaw::UnloadCuts || change < 2 {
-            return Ok(OutputStream::from_raw(Box::pin(outputs)));
+            return Ok(outputs);
         }
         let cut = async move {
             // An error means that the adapter is gone.
@@ -248,10 +244,10 @@ impl Fault for Operated {
         let mut is_over = false;
         let outputs = outputs.take_while(move |item| {
             let goes_on = !is_over;
-            is_over |= !matches!(item, Ok(output) if !output.is_terminal());
+            is_over |= is_last(item);
             future::ready(goes_on)
         });
-        Ok(OutputStream::from_raw(Box::pin(outputs)))
+        Ok(raw(outputs))
     }
 
     fn controls<'a>(&'a self, _inner: &'a Arc<dyn LLMEngine>) -> Option<&'a dyn EngineControls> {

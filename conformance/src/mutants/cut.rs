@@ -5,6 +5,9 @@ use std::pin::Pin;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, Output};
 use genset_backend_common::{EngineError, OutputStream};
+use tokio::sync::watch;
+
+use super::fault::raw;
 
 /// How a cut stream continues.
 #[derive(Debug, Clone)]
@@ -19,14 +22,16 @@ pub(super) enum Then {
 
 type Cause = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Passes `outputs` on until `cause` completes, then continues as `then` says.
-pub(super) fn cut(
-    outputs: OutputStream,
-    cause: impl Future<Output = ()> + Send + 'static,
-    then: Then,
-) -> OutputStream {
+/// Passes `outputs` on until `cause` is true, then continues as `then` says.
+pub(super) fn cut(outputs: OutputStream, cause: &watch::Sender<bool>, then: Then) -> OutputStream {
+    let mut is_so = cause.subscribe();
+    let cause = async move {
+        if is_so.wait_for(|is_so| *is_so).await.is_err() {
+            std::future::pending().await
+        }
+    };
     let whole: (Option<OutputStream>, Cause) = (Some(outputs), Box::pin(cause));
-    let raw = stream::unfold(whole, move |(outputs, mut cause)| {
+    raw(stream::unfold(whole, move |(outputs, mut cause)| {
         let then = then.clone();
         async move {
             let mut outputs = outputs?;
@@ -36,8 +41,7 @@ pub(super) fn cut(
                 item = outputs.next() => Some((item?, (Some(outputs), cause))),
             }
         }
-    });
-    OutputStream::from_raw(Box::pin(raw))
+    }))
 }
 
 async fn end(then: Then) -> Result<Output, EngineError> {

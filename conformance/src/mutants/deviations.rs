@@ -1,17 +1,11 @@
 //! Faults of engines that declare deviations from the contract: a false declaration, and a fault that hides behind a true one.
 //! A deviation excuses only what it declares.
 
-use std::sync::Arc;
-
-use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    async_trait, config::Deviation,
-};
-use parking_lot::Mutex;
+use genset_backend_common::config::Deviation;
 
 use super::Mutant;
 use super::capable::{Flaw, deviating, with_flaw};
-use super::fault::{Fault, with_fault};
+use super::fault::{Declares, faulty, mending};
 
 const BATCH_VARIANT: &[Deviation] = &[Deviation::BatchVariant];
 const ALL: &[Deviation] = &[Deviation::BatchVariant, Deviation::NoMinTokens];
@@ -77,7 +71,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a worker that says that it cannot keep min_tokens, takes them and drops them",
         killed_by: &["DT09", "ER01"],
         build: |clean, scenario| {
-            with_fault(clean, scenario, MinTokensDropped::default()).checking_itself()
+            let dropping = mending(clean, scenario, |_, request| request.stop.min_tokens = 0);
+            let declares = Declares(|config| {
+                config
+                    .capabilities
+                    .deviations
+                    .insert(Deviation::NoMinTokens);
+            });
+            faulty(dropping, declares)
         },
     },
     Mutant {
@@ -133,34 +134,3 @@ pub(super) const CONTROLS: &[Mutant] = &[
         build: |_, _| with_flaw(Flaw::NarrowsUnasked),
     },
 ];
-
-/// Checks requests itself, after it has dropped the minimum length.
-#[derive(Default)]
-struct MinTokensDropped {
-    config: Mutex<Option<EngineConfig>>,
-}
-
-#[async_trait]
-impl Fault for MinTokensDropped {
-    fn declare(&self, config: &mut EngineConfig) {
-        config
-            .capabilities
-            .deviations
-            .insert(Deviation::NoMinTokens);
-        *self.config.lock() = Some(config.clone());
-    }
-
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        request.stop.min_tokens = 0;
-        let config = self.config.lock().clone();
-        if let Some(config) = config {
-            config.check(&request)?;
-        }
-        inner.generate(request, ctx).await
-    }
-}

@@ -1,9 +1,9 @@
 //! [`Fault`]: how a mutant differs from the clean engine that it wraps. Every method passes through unless overridden.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use futures_util::StreamExt;
-use genset_backend_common::output::{Finish, Finished};
+use futures_util::{Stream, StreamExt};
+use genset_backend_common::output::{Finish, Finished, TokenChunk};
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, Output,
     OutputStream, RequestContext, StartContext, TokenId, async_trait,
@@ -11,6 +11,12 @@ use genset_backend_common::{
 
 use super::Clean;
 use crate::subject::{Scenario, Subject};
+
+/// A request and its context.
+pub(super) struct Call {
+    pub(super) request: GenerateRequest,
+    pub(super) ctx: RequestContext,
+}
 
 /// One fault. `inner` is the clean engine.
 #[async_trait]
@@ -20,10 +26,14 @@ pub(super) trait Fault: Send + Sync + 'static {
         inner: &Arc<dyn LLMEngine>,
         ctx: StartContext,
     ) -> Result<EngineConfig, EngineError> {
+        self.begin(&ctx);
         let mut config = inner.start(ctx).await?;
         self.declare(&mut config);
         Ok(config)
     }
+
+    /// What comes before a start. A fault with its own `start` does it there.
+    fn begin(&self, _ctx: &StartContext) {}
 
     /// Changes the declaration of a successful start. A fault with its own `start` declares there.
     fn declare(&self, _config: &mut EngineConfig) {}
@@ -34,7 +44,21 @@ pub(super) trait Fault: Send + Sync + 'static {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        inner.generate(request, ctx).await
+        let mut call = Call { request, ctx };
+        self.ask(&mut call)?;
+        let (request, ctx) = (call.request.clone(), call.ctx.clone());
+        let outputs = inner.generate(request, ctx).await?;
+        Ok(self.answer(&call, outputs))
+    }
+
+    /// Changes what the clean engine is asked, or refuses it. A fault with its own `generate` does it there.
+    fn ask(&self, _call: &mut Call) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Changes the clean engine's answer to `call`. A fault with its own `generate` does it there.
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        outputs
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
@@ -95,9 +119,8 @@ impl<F: Fault> LLMEngine for Faulty<F> {
     }
 }
 
-/// A clean engine with `fault`; keeps the probe, if there is one.
-pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) -> Subject {
-    let subject = clean.build(scenario);
+/// `subject` with `fault`; keeps the probe, if there is one.
+pub(super) fn faulty(subject: Subject, fault: impl Fault) -> Subject {
     Subject {
         engine: Arc::new(Faulty {
             inner: subject.engine,
@@ -107,42 +130,152 @@ pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) 
     }
 }
 
-/// A fault in the request that the engine receives.
-pub(super) struct Asked(pub(super) fn(&mut GenerateRequest));
+/// A clean engine with `fault`.
+pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) -> Subject {
+    faulty(clean.build(scenario), fault)
+}
 
-#[async_trait]
-impl Fault for Asked {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.0(&mut request);
-        inner.generate(request, ctx).await
+/// An engine with a fault in the declaration.
+pub(super) struct Declares(pub(super) fn(&mut EngineConfig));
+
+impl Fault for Declares {
+    fn declare(&self, config: &mut EngineConfig) {
+        (self.0)(config);
     }
 }
 
-/// A fault in how the engine reports the end of a sequence.
-pub(super) struct Ended(pub(super) fn(&mut Finished));
+/// A fault in the request that the engine receives.
+struct Asked(fn(&mut GenerateRequest));
 
-#[async_trait]
-impl Fault for Ended {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let end = self.0;
-        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
-            if let Ok(Output::Finished(finished)) = &mut item {
-                end(finished);
-            }
-            item
-        });
-        Ok(OutputStream::from_raw(Box::pin(outputs)))
+impl Fault for Asked {
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        (self.0)(&mut call.request);
+        Ok(())
     }
+}
+
+/// A clean engine that receives other requests.
+pub(super) fn asked(
+    clean: &Clean,
+    scenario: &Scenario,
+    change: fn(&mut GenerateRequest),
+) -> Subject {
+    with_fault(clean, scenario, Asked(change))
+}
+
+/// A fault in how the engine reports the end of a sequence.
+struct Ended(fn(&mut Finished));
+
+impl Fault for Ended {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        at_end(outputs, self.0)
+    }
+}
+
+/// A clean engine that reports the end of sequences otherwise.
+pub(super) fn ended(clean: &Clean, scenario: &Scenario, change: fn(&mut Finished)) -> Subject {
+    with_fault(clean, scenario, Ended(change))
+}
+
+/// Checks requests on the engine's side.
+struct Remote<C> {
+    check: C,
+    config: OnceLock<EngineConfig>,
+}
+
+impl<C> Fault for Remote<C>
+where
+    C: Fn(&EngineConfig, &mut GenerateRequest) -> Result<(), EngineError> + Send + Sync + 'static,
+{
+    fn declare(&self, config: &mut EngineConfig) {
+        self.config.get_or_init(|| config.clone());
+    }
+
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        match self.config.get() {
+            Some(config) => (self.check)(config, &mut call.request),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An engine that checks requests itself by `check`, like a worker in another process.
+pub(super) fn remote(
+    clean: &Clean,
+    scenario: &Scenario,
+    check: impl Fn(&EngineConfig, &mut GenerateRequest) -> Result<(), EngineError>
+    + Send
+    + Sync
+    + 'static,
+) -> Subject {
+    let config = OnceLock::new();
+    with_fault(clean, scenario, Remote { check, config }).checking_itself()
+}
+
+/// As [`remote`], with a right check after `mend` has made bad requests acceptable.
+pub(super) fn mending(
+    clean: &Clean,
+    scenario: &Scenario,
+    mend: fn(&EngineConfig, &mut GenerateRequest),
+) -> Subject {
+    let check = move |config: &EngineConfig, request: &mut GenerateRequest| {
+        mend(config, request);
+        config.check(request)
+    };
+    remote(clean, scenario, check)
+}
+
+/// A context of the engine's own, without the client's cancellation.
+pub(super) fn deaf(ctx: &RequestContext) -> RequestContext {
+    RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens())
+}
+
+/// A stream changed by a fault.
+pub(super) fn raw(
+    items: impl Stream<Item = Result<Output, EngineError>> + Send + 'static,
+) -> OutputStream {
+    OutputStream::from_raw(Box::pin(items))
+}
+
+/// Changes the end of a sequence.
+pub(super) fn at_end(
+    outputs: OutputStream,
+    mut change: impl FnMut(&mut Finished) + Send + 'static,
+) -> OutputStream {
+    raw(outputs.map(move |mut item| {
+        if let Ok(Output::Finished(finished)) = &mut item {
+            change(finished);
+        }
+        item
+    }))
+}
+
+/// Changes each item of tokens.
+pub(super) fn at_tokens(
+    outputs: OutputStream,
+    mut change: impl FnMut(&mut TokenChunk) + Send + 'static,
+) -> OutputStream {
+    raw(outputs.map(move |mut item| {
+        if let Ok(Output::Tokens(chunk)) = &mut item {
+            change(chunk);
+        }
+        item
+    }))
+}
+
+/// Whether an item is the last of its stream: a terminal or an error.
+pub(super) fn is_last(item: &Result<Output, EngineError>) -> bool {
+    !matches!(item, Ok(output) if !output.is_terminal())
+}
+
+/// Drops `held` with the last item of a stream, or with the stream.
+pub(super) fn held_to_end(outputs: OutputStream, held: impl Send + 'static) -> OutputStream {
+    let mut held = Some(held);
+    raw(outputs.inspect(move |item| {
+        if is_last(item) {
+            drop(held.take());
+        }
+    }))
 }
 
 /// A number below 10,007 that distinguishes token sequences.

@@ -6,27 +6,26 @@ use std::sync::{Arc, OnceLock};
 use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
     CancelReason, EngineConfig, EngineError, FinishReason, GenerateRequest, Input, LLMEngine,
-    OutputStream, RequestContext, StartContext, async_trait,
+    OutputStream, RequestContext, async_trait,
 };
 use parking_lot::Mutex;
 
+use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Asked, Ended, Fault, with_fault};
-use super::{Clean, Mutant};
-use crate::subject::{Scenario, Subject};
+use super::fault::{Call, Fault, asked, at_end, deaf, ended, mending, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "multi-step-overshoot",
         stands_for: "a scheduler that decodes long answers four steps at a time and looks at max_tokens between them",
         killed_by: &["FN01"],
-        build: |clean, scenario| with_fault(clean, scenario, Asked(overshoot)),
+        build: |clean, scenario| asked(clean, scenario, overshoot),
     },
     Mutant {
         name: "two-tokens-for-one",
         stands_for: "a token from prefill and one from decode before the limit is looked at: prefill instances break",
         killed_by: &["FN02", "DG16", "MG02", "MG03"],
-        build: |clean, scenario| with_fault(clean, scenario, Asked(two_for_one)),
+        build: |clean, scenario| asked(clean, scenario, two_for_one),
     },
     Mutant {
         name: "own-end-before-min-tokens",
@@ -44,13 +43,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "zero-is-unlimited",
         stands_for: "a server that takes max_tokens = 0 for no limit and fills the context",
         killed_by: &["FN03"],
-        build: |clean, scenario| checking_itself(clean, scenario, zero_is_unlimited),
+        build: |clean, scenario| mending(clean, scenario, zero_is_unlimited),
     },
     Mutant {
         name: "prompt-cut-silently",
         stands_for: "a server that drops the front of a prompt that is too long (Ollama's num_ctx)",
         killed_by: &["FN04"],
-        build: |clean, scenario| checking_itself(clean, scenario, cut_prompt),
+        build: |clean, scenario| mending(clean, scenario, cut_prompt),
     },
     Mutant {
         name: "context-slides",
@@ -68,24 +67,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "eos-despite-ignore",
         stands_for: "a benchmark flag lost between the API and the scheduler",
         killed_by: &["FN06"],
-        build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Asked(|request| request.stop.ignore_eos = false),
-            )
-        },
+        build: |clean, scenario| asked(clean, scenario, |request| request.stop.ignore_eos = false),
     },
     Mutant {
         name: "only-the-first-stop-token",
         stands_for: "a list of stop tokens squeezed into a field for one",
         killed_by: &["FN07", "FN11"],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Asked(|request| request.stop.stop_token_ids.truncate(1)),
-            )
+            asked(clean, scenario, |request| {
+                request.stop.stop_token_ids.truncate(1);
+            })
         },
     },
     Mutant {
@@ -95,23 +86,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "DG16", "FN06", "FN07", "FN11", "FN12", "FN13", "FN14", "MG05",
         ],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Ended(|finished| {
-                    if let Some(token) = finished.stop_token {
-                        finished.last = TokenChunk::from(token);
-                        finished.usage.completion_tokens += 1;
-                    }
-                }),
-            )
+            ended(clean, scenario, |finished| {
+                if let Some(token) = finished.stop_token {
+                    finished.last = TokenChunk::from(token);
+                    finished.usage.completion_tokens += 1;
+                }
+            })
         },
     },
     Mutant {
         name: "empty-prompt-panics",
         stands_for: "a division by the prompt's length",
         killed_by: &["FN08"],
-        build: |clean, scenario| checking_itself(clean, scenario, divide_by_prompt),
+        build: |clean, scenario| mending(clean, scenario, divide_by_prompt),
     },
     Mutant {
         name: "stale-cancel",
@@ -123,13 +110,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "min-tokens-ignored",
         stands_for: "an option that is declared, passed on and never read",
         killed_by: &["FN10", "FN14"],
-        build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Asked(|request| request.stop.min_tokens = 0),
-            )
-        },
+        build: |clean, scenario| asked(clean, scenario, |request| request.stop.min_tokens = 0),
     },
 ];
 
@@ -168,79 +149,27 @@ fn divide_by_prompt(_: &EngineConfig, request: &mut GenerateRequest) {
     }
 }
 
-/// A subject that checks requests itself, after `mend` has made bad requests acceptable.
-fn checking_itself(
-    clean: &Clean,
-    scenario: &Scenario,
-    mend: fn(&EngineConfig, &mut GenerateRequest),
-) -> Subject {
-    let config = OnceLock::new();
-    with_fault(clean, scenario, Mending { config, mend }).checking_itself()
-}
-
-struct Mending {
-    config: OnceLock<EngineConfig>,
-    mend: fn(&EngineConfig, &mut GenerateRequest),
-}
-
-#[async_trait]
-impl Fault for Mending {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let config = inner.start(ctx).await?;
-        Ok(self.config.get_or_init(|| config).clone())
-    }
-
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if let Some(config) = self.config.get() {
-            (self.mend)(config, &mut request);
-            config.check(&request)?;
-        }
-        inner.generate(request, ctx).await
-    }
-}
-
 #[derive(Default)]
 struct ContextSlides {
     context_length: OnceLock<u32>,
 }
 
-#[async_trait]
 impl Fault for ContextSlides {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         self.context_length
             .get_or_init(|| config.context_length_tokens);
-        Ok(config)
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let wanted = request.stop.max_tokens.unwrap_or(0);
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        let wanted = call.request.stop.max_tokens.unwrap_or(0);
         if let (Some(context), Input::Tokens(tokens)) =
-            (self.context_length.get(), &mut request.input)
-            && ctx.prompt_tokens().saturating_add(wanted) > *context
+            (self.context_length.get(), &mut call.request.input)
+            && call.ctx.prompt_tokens().saturating_add(wanted) > *context
         {
             let surplus = tokens.len().min(usize::try_from(wanted).unwrap_or(0));
             tokens.drain(..surplus);
         }
-        inner.generate(request, ctx).await
+        Ok(())
     }
 }
 
@@ -264,32 +193,23 @@ impl Fault for OwnEnd {
         }
         stop.max_tokens = Some(OWN_END_TOKENS);
         stop.min_tokens = stop.min_tokens.min(OWN_END_TOKENS);
-        let end = Ended(|finished| {
+        let outputs = inner.generate(request, ctx).await?;
+        Ok(at_end(outputs, |finished| {
             if finished.reason == FinishReason::Length {
                 finished.reason = FinishReason::Stop;
             }
-        });
-        end.generate(inner, request, ctx).await
+        }))
     }
 }
 
 struct LengthOnEos;
 
-#[async_trait]
 impl Fault for LengthOnEos {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let has_eos = !request.stop.eos_token_ids.is_empty();
-        let end: fn(&mut genset_backend_common::output::Finished) = if has_eos {
-            |finished| finished.reason = FinishReason::Length
-        } else {
-            |_| {}
-        };
-        Ended(end).generate(inner, request, ctx).await
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        if call.request.stop.eos_token_ids.is_empty() {
+            return outputs;
+        }
+        at_end(outputs, |finished| finished.reason = FinishReason::Length)
     }
 }
 
@@ -300,19 +220,13 @@ struct StaleCancel {
 
 #[async_trait]
 impl Fault for StaleCancel {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if self.aborted.lock().contains(ctx.id()) {
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        if self.aborted.lock().contains(call.ctx.id()) {
             // With the fault's own context, so that the request itself is not cancelled.
-            let own = RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens());
-            own.cancel(CancelReason::Client);
-            return inner.generate(request, own).await;
+            call.ctx = deaf(&call.ctx);
+            call.ctx.cancel(CancelReason::Client);
         }
-        inner.generate(request, ctx).await
+        Ok(())
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {

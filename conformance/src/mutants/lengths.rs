@@ -7,13 +7,13 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, TokenId, async_trait,
+    RequestContext, TokenId, async_trait,
 };
 use parking_lot::Mutex;
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Asked, Ended, Fault, with_fault};
+use super::fault::{Call, Fault, asked, ended, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -21,8 +21,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a tensor with room for eight stop tokens a sequence",
         killed_by: &["FN11"],
         build: |clean, scenario| {
-            let cut = |request: &mut GenerateRequest| request.stop.stop_token_ids.truncate(8);
-            with_fault(clean, scenario, Asked(cut))
+            asked(clean, scenario, |request| {
+                request.stop.stop_token_ids.truncate(8);
+            })
         },
     },
     Mutant {
@@ -30,8 +31,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "the stop tokens that matched as the bits of a signed word",
         killed_by: &["FN11"],
         build: |clean, scenario| {
-            let cut = |request: &mut GenerateRequest| request.stop.stop_token_ids.truncate(63);
-            with_fault(clean, scenario, Asked(cut))
+            asked(clean, scenario, |request| {
+                request.stop.stop_token_ids.truncate(63);
+            })
         },
     },
     Mutant {
@@ -39,35 +41,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a ring of 32 stop tokens: the later ones of a list are written over the earlier ones",
         killed_by: &["FN11"],
         build: |clean, scenario| {
-            let cut = |request: &mut GenerateRequest| {
+            asked(clean, scenario, |request| {
                 let list = &mut request.stop.stop_token_ids;
                 let surplus = list.len().saturating_sub(32);
                 list.drain(..surplus);
-            };
-            with_fault(clean, scenario, Asked(cut))
+            })
         },
     },
     Mutant {
         name: "min-tokens-in-a-byte",
         stands_for: "a least length in a field that was wide enough for tests",
         killed_by: &["FN14"],
-        build: |clean, scenario| {
-            let cut = |request: &mut GenerateRequest| request.stop.min_tokens %= 256;
-            with_fault(clean, scenario, Asked(cut))
-        },
+        build: |clean, scenario| asked(clean, scenario, |request| request.stop.min_tokens %= 256),
     },
     Mutant {
         name: "answers-capped-at-512",
         stands_for: "a server's own limit for an answer, over the one that was asked for",
         killed_by: &["US08"],
         build: |clean, scenario| {
-            let cap = |request: &mut GenerateRequest| {
+            asked(clean, scenario, |request| {
                 let most = &mut request.stop.max_tokens;
                 *most = most
                     .filter(|most| !(513..4096).contains(most))
                     .or(most.map(|_| 512));
-            };
-            with_fault(clean, scenario, Asked(cap))
+            })
         },
     },
     Mutant {
@@ -75,21 +72,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "eos_token_id of a model's config read as a number, where it is a list",
         killed_by: &["FN12"],
         build: |clean, scenario| {
-            let cut = |request: &mut GenerateRequest| request.stop.eos_token_ids.truncate(1);
-            with_fault(clean, scenario, Asked(cut))
+            asked(clean, scenario, |request| {
+                request.stop.eos_token_ids.truncate(1);
+            })
         },
     },
     Mutant {
         name: "eos-replaces-stop-tokens",
         stands_for: "the model's end tokens written over the client's stop tokens",
         killed_by: &["FN12"],
-        build: |clean, scenario| with_fault(clean, scenario, Asked(eos_replaces_stops)),
+        build: |clean, scenario| asked(clean, scenario, eos_replaces_stops),
     },
     Mutant {
         name: "stop-token-of-the-prompt",
         stands_for: "the stop tokens looked for in prompt and answer, and taken as met once: only new ones count",
         killed_by: &["FN12"],
-        build: |clean, scenario| with_fault(clean, scenario, Asked(drop_stops_of_the_prompt)),
+        build: |clean, scenario| asked(clean, scenario, drop_stops_of_the_prompt),
     },
     Mutant {
         name: "deaf-behind-64",
@@ -134,10 +132,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "OpenAI's old default for max_tokens, in the engine",
         killed_by: &["FN15"],
         build: |clean, scenario| {
-            let limit = |request: &mut GenerateRequest| {
+            asked(clean, scenario, |request| {
                 request.stop.max_tokens.get_or_insert(16);
-            };
-            with_fault(clean, scenario, Asked(limit))
+            })
         },
     },
     Mutant {
@@ -151,8 +148,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a count of tokens in a field that was wide enough for tests",
         killed_by: &["RD02", "US08"],
         build: |clean, scenario| {
-            let count = Ended(|finished| finished.usage.completion_tokens %= 256);
-            with_fault(clean, scenario, count)
+            ended(clean, scenario, |finished| {
+                finished.usage.completion_tokens %= 256;
+            })
         },
     },
     Mutant {
@@ -160,11 +158,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "prompt tokens taken from the last chunk of a chunked prefill",
         killed_by: &["RD02", "US08"],
         build: |clean, scenario| {
-            let count = Ended(|finished| {
+            ended(clean, scenario, |finished| {
                 let tokens = &mut finished.usage.prompt_tokens;
                 *tokens = (*tokens).saturating_sub(1) % 128 + 1;
-            });
-            with_fault(clean, scenario, count)
+            })
         },
     },
     Mutant {
@@ -249,7 +246,7 @@ impl Fault for Stopping {
             is_over |= !matches!(item, Ok(Output::Tokens(_)));
             std::future::ready(goes_on)
         });
-        Ok(OutputStream::from_raw(Box::pin(outputs)))
+        Ok(raw(outputs))
     }
 }
 
@@ -259,29 +256,18 @@ struct OneShort {
     context: OnceLock<u32>,
 }
 
-#[async_trait]
 impl Fault for OneShort {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         self.context.get_or_init(|| config.context_length_tokens);
-        Ok(config)
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
         let context = self.context.get().copied().unwrap_or(u32::MAX);
-        let room = context.saturating_sub(ctx.prompt_tokens() + 1).max(1);
-        let wanted = request.stop.max_tokens.unwrap_or(room);
-        request.stop.max_tokens = Some(wanted.min(room));
-        inner.generate(request, ctx).await
+        let prompt_tokens = call.ctx.prompt_tokens();
+        let room = context.saturating_sub(prompt_tokens + 1).max(1);
+        let max_tokens = &mut call.request.stop.max_tokens;
+        *max_tokens = Some(max_tokens.unwrap_or(room).min(room));
+        Ok(())
     }
 }
 
@@ -305,32 +291,20 @@ impl Warm {
     }
 }
 
-#[async_trait]
 impl Fault for Warm {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         let vocab_size = config.vocab_size.map_or(1, std::num::NonZeroU32::get);
         self.vocab_size.get_or_init(|| vocab_size);
-        Ok(config)
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if let Input::Tokens(prompt) = &mut request.input
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        if let Input::Tokens(prompt) = &mut call.request.input
             && prompt.len() >= 2 * BLOCK
             && !self.known.lock().insert((self.key)(prompt))
             && let Some(last) = prompt.last_mut()
         {
             *last = (*last + 1) % self.vocab_size.get().copied().unwrap_or(1);
         }
-        inner.generate(request, ctx).await
+        Ok(())
     }
 }

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext, Role,
-    StartContext, async_trait,
+    EngineConfig, EngineError, LLMEngine, OutputStream, Role, StartContext, async_trait,
 };
 use parking_lot::{Condvar, Mutex};
 use tokio::task::JoinSet;
 
 use super::Mutant;
-use super::fault::{Fault, with_fault};
+use super::fault::{Call, Declares, Fault, raw, with_fault};
 use super::shutdown::{leave_a_file, park_a_thread};
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -119,41 +118,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Declares something other than the clean engine.
-pub(super) struct Declares(pub(super) fn(&mut EngineConfig));
-
-impl Fault for Declares {
-    fn declare(&self, config: &mut EngineConfig) {
-        (self.0)(config);
-    }
-}
-
 #[derive(Default)]
 struct ThirdStart {
     starts: AtomicU32,
 }
 
-#[async_trait]
 impl Fault for ThirdStart {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, _ctx: &StartContext) {
         self.starts.fetch_add(1, Ordering::Relaxed);
-        inner.start(ctx).await
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if self.starts.load(Ordering::Relaxed) > 2 {
-            return Err(EngineError::internal("no device is left"));
+    fn ask(&self, _call: &mut Call) -> Result<(), EngineError> {
+        match self.starts.load(Ordering::Relaxed) {
+            0..=2 => Ok(()),
+            _ => Err(EngineError::internal("no device is left")),
         }
-        inner.generate(request, ctx).await
     }
 }
 
@@ -164,13 +143,8 @@ struct DoublesOnStart {
 
 #[async_trait]
 impl Fault for DoublesOnStart {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, _ctx: &StartContext) {
         self.schedulers.lock().spawn(std::future::pending());
-        inner.start(ctx).await
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
@@ -196,17 +170,12 @@ impl Fault for PanicsBeforeStart {
         started
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn ask(&self, _call: &mut Call) -> Result<(), EngineError> {
         assert!(
             self.is_started.load(Ordering::Acquire),
             "the scheduler is not there yet"
         );
-        inner.generate(request, ctx).await
+        Ok(())
     }
 }
 
@@ -294,15 +263,10 @@ impl Drop for TakesTheDevice {
 
 #[async_trait]
 impl Fault for TakesTheDevice {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, _ctx: &StartContext) {
         if !self.has_device.load(Ordering::Acquire) {
             self.take();
         }
-        inner.start(ctx).await
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
@@ -317,15 +281,9 @@ const MADE_IN: Duration = Duration::from_micros(200);
 /// Each token waits for a thread, which does not follow tokio's clock.
 struct MadeByAThread;
 
-#[async_trait]
 impl Fault for MadeByAThread {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?.then(|item| async move {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        raw(outputs.then(|item| async move {
             let (made, token) = tokio::sync::oneshot::channel();
             std::thread::spawn(move || {
                 std::thread::park_timeout(MADE_IN);
@@ -335,8 +293,7 @@ impl Fault for MadeByAThread {
                 Ok(item) => item,
                 Err(_) => Err(EngineError::internal("the thread is gone")),
             }
-        });
-        Ok(OutputStream::from_raw(Box::pin(outputs)))
+        }))
     }
 }
 

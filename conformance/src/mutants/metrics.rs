@@ -11,17 +11,14 @@ use genset_backend_common::prometheus::encoding::{EncodeMetric, MetricEncoder};
 use genset_backend_common::prometheus::metrics::MetricType;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, HealthReporter, LLMEngine, OutputStream,
-    RequestContext, StartContext, async_trait,
+    EngineConfig, EngineError, HealthReporter, LLMEngine, OutputStream, StartContext, async_trait,
     handles::{Load, LoadPublisher},
 };
 use parking_lot::Mutex;
 
-use super::fault::{Fault, with_fault};
-use super::lifecycle::Declares;
-use super::slotted::{Habits, SlotFault, with_habits};
-use super::{Clean, Mutant};
-use crate::subject::{Scenario, Subject};
+use super::Mutant;
+use super::fault::{Call, Declares, Fault, raw, with_fault};
+use super::slotted::{SlotFault, with_slots};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -78,13 +75,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "queue-counted-as-running",
         stands_for: "a gauge of what the engine holds under the name of what it runs: a worker with a queue looks busy, not full",
         killed_by: &["MT08"],
-        build: |clean, scenario| queueing(clean, scenario, SlotFault::PublishesAllAsRunning),
+        build: |clean, scenario| with_slots(clean, scenario, 4, SlotFault::PublishesAllAsRunning),
     },
     Mutant {
         name: "queue-not-counted",
         stands_for: "a gauge of waiting requests that nobody sets: the router sees none of the queue",
         killed_by: &["MT08"],
-        build: |clean, scenario| queueing(clean, scenario, SlotFault::PublishesNoneAsWaiting),
+        build: |clean, scenario| with_slots(clean, scenario, 4, SlotFault::PublishesNoneAsWaiting),
     },
     Mutant {
         name: "cleanup-reports-death",
@@ -106,26 +103,15 @@ pub(super) const CONTROLS: &[Mutant] = &[
         name: "publishes-its-queue",
         stands_for: "nothing: a load that tells requests that run from requests that wait",
         killed_by: &[],
-        build: |clean, scenario| queueing(clean, scenario, SlotFault::Publishes),
+        build: |clean, scenario| with_slots(clean, scenario, 4, SlotFault::Publishes),
     },
     Mutant {
         name: "many-begin-at-once",
         stands_for: "nothing: as publishes-its-queue, with more seats than requests that wait, which become free in one step",
         killed_by: &[],
-        build: |clean, scenario| {
-            let habits = Habits {
-                slots: 32,
-                fault: SlotFault::Publishes,
-            };
-            with_habits(clean, scenario, habits)
-        },
+        build: |clean, scenario| with_slots(clean, scenario, 32, SlotFault::Publishes),
     },
 ];
-
-/// An engine with a few seats and a queue, which publishes them.
-fn queueing(clean: &Clean, scenario: &Scenario, fault: SlotFault) -> Subject {
-    with_habits(clean, scenario, Habits { slots: 4, fault })
-}
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
@@ -208,13 +194,8 @@ impl Drop for Place {
     }
 }
 
-#[async_trait]
 impl Fault for Publishes {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, ctx: &StartContext) {
         let help = "Requests taken";
         let name = "genset_sample_requests";
         if self.flaw == Flaw::SlowScrape {
@@ -224,16 +205,9 @@ impl Fault for Publishes {
         }
         ctx.metrics.register(name, help, self.requests.clone());
         *self.running.load.lock() = ctx.load.clone();
-        inner.start(ctx).await
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         if self.requests.inc() == 3 && self.flaw == Flaw::CounterResets {
             self.requests.inner().store(0, Ordering::Release);
         }
@@ -242,11 +216,10 @@ impl Fault for Publishes {
             running: Arc::clone(&self.running),
             is_finished: AtomicBool::new(false),
         };
-        let placed = outputs.inspect(move |item| {
+        raw(outputs.inspect(move |item| {
             let is_last = item.as_ref().is_ok_and(|output| output.is_terminal());
             place.is_finished.fetch_or(is_last, Ordering::AcqRel);
-        });
-        Ok(OutputStream::from_raw(Box::pin(placed)))
+        }))
     }
 }
 
@@ -268,24 +241,19 @@ impl EncodeMetric for AsksTheEngine {
 
 #[derive(Default)]
 struct DiesOfCleanup {
-    health: Mutex<Option<HealthReporter>>,
+    health: Mutex<HealthReporter>,
 }
 
 #[async_trait]
 impl Fault for DiesOfCleanup {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        *self.health.lock() = Some(ctx.health.clone());
-        inner.start(ctx).await
+    fn begin(&self, ctx: &StartContext) {
+        *self.health.lock() = ctx.health.clone();
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
-        if let Some(health) = self.health.lock().as_ref() {
-            health.report_dead("the scheduler thread is gone");
-        }
+        self.health
+            .lock()
+            .report_dead("the scheduler thread is gone");
         inner.cleanup().await
     }
 }

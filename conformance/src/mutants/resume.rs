@@ -1,16 +1,10 @@
 //! Faults that the checks of MG catch.
 
-use std::sync::Arc;
-
-use futures_util::StreamExt;
-use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, async_trait,
-};
+use genset_backend_common::{EngineConfig, EngineError, Input, OutputStream};
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Fault, with_fault};
+use super::fault::{Call, Declares, Fault, asked, at_end, faulty, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -54,8 +48,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "an answer so far that is put behind the prompt without its last token, for an engine to which it is prompt",
         killed_by: &["MG01", "MG05", "MG08"],
         build: |clean, scenario| {
-            let fault = Some(ResumeFault::RepeatsLastToken);
-            with_fault(clean, scenario, AsPrompt(fault))
+            let repeats = with_fault(clean, scenario, ResumeFault::RepeatsLastToken);
+            faulty(repeats, Declares(resume_as_prompt))
         },
     },
 ];
@@ -65,34 +59,20 @@ pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     name: "answers-so-far-are-prompt",
     stands_for: "an API that takes a prompt, and is not told which of its tokens were generated",
     killed_by: &[],
-    build: |clean, scenario| with_fault(clean, scenario, AsPrompt(None)),
+    build: |clean, scenario| {
+        let prompted = asked(clean, scenario, |request| request.resumed_tokens = 0);
+        faulty(prompted, Declares(resume_as_prompt))
+    },
 }];
 
-/// Declares that it takes another instance's tokens as prompt, with an optional fault.
-struct AsPrompt(Option<ResumeFault>);
-
-#[async_trait]
-impl Fault for AsPrompt {
-    fn declare(&self, config: &mut EngineConfig) {
-        let can = &mut config.capabilities;
-        (can.resume, can.resume_as_prompt) = (false, true);
-    }
-
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if let Some(fault) = &self.0 {
-            return fault.generate(inner, request, ctx).await;
-        }
-        request.resumed_tokens = 0;
-        inner.generate(request, ctx).await
-    }
+/// Declares that it takes another instance's tokens as prompt.
+fn resume_as_prompt(config: &mut EngineConfig) {
+    let can = &mut config.capabilities;
+    (can.resume, can.resume_as_prompt) = (false, true);
 }
 
 /// The fault in a resumed request; other requests pass through.
+#[derive(PartialEq, Eq)]
 enum ResumeFault {
     RepeatsLastToken,
     SubtractsTwice,
@@ -100,17 +80,12 @@ enum ResumeFault {
     LosesStopTokens,
 }
 
-#[async_trait]
 impl Fault for ResumeFault {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        let request = &mut call.request;
         let resumed = request.resumed_tokens;
         if resumed == 0 {
-            return inner.generate(request, ctx).await;
+            return Ok(());
         }
         match self {
             Self::RepeatsLastToken => {
@@ -123,18 +98,18 @@ impl Fault for ResumeFault {
                 *max_tokens = max_tokens.map(|max| max.saturating_sub(resumed).max(1));
             }
             Self::LosesStopTokens => request.stop.stop_token_ids.clear(),
-            Self::CountsTwice => {
-                let counted_twice = move |item| match item {
-                    Ok(Output::Finished(mut finished)) => {
-                        finished.usage.completion_tokens += resumed;
-                        Ok(Output::Finished(finished))
-                    }
-                    item => item,
-                };
-                let outputs = inner.generate(request, ctx).await?;
-                return Ok(OutputStream::from_raw(Box::pin(outputs.map(counted_twice))));
-            }
+            Self::CountsTwice => {}
         }
-        inner.generate(request, ctx).await
+        Ok(())
+    }
+
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        if *self != Self::CountsTwice {
+            return outputs;
+        }
+        let resumed = call.request.resumed_tokens;
+        at_end(outputs, move |finished| {
+            finished.usage.completion_tokens += resumed;
+        })
     }
 }

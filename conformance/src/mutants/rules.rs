@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    EngineConfig, EngineError, FinishReason, GenerateRequest, HealthReporter, LLMEngine, Output,
-    OutputStream, RequestContext, StartContext, async_trait,
+    EngineError, FinishReason, HealthReporter, LLMEngine, Output, OutputStream, RequestContext,
+    StartContext, async_trait,
 };
 use parking_lot::Mutex;
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Ended, Fault, with_fault};
+use super::fault::{Call, Fault, at_end, at_tokens, ended, is_last, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -61,13 +61,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "the token that ended a sequence read from a buffer that is a row longer than the vocabulary",
         killed_by: &["RD01"],
         build: |clean, scenario| {
-            let pad = Ended(|finished| {
+            ended(clean, scenario, |finished| {
                 if finished.reason == FinishReason::Length && finished.usage.completion_tokens > 128
                 {
                     finished.stop_token = Some(1 << 20);
                 }
-            });
-            with_fault(clean, scenario, pad)
+            })
         },
     },
     Mutant {
@@ -75,11 +74,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "reuse counted in whole blocks, also of a prompt that is shorter than one",
         killed_by: &["RD02"],
         build: |clean, scenario| {
-            let count = Ended(|finished| {
+            ended(clean, scenario, |finished| {
                 let is_short = finished.usage.prompt_tokens == 9;
                 finished.usage.cached_tokens = Some(if is_short { 16 } else { 0 });
-            });
-            with_fault(clean, scenario, count)
+            })
         },
     },
     Mutant {
@@ -95,49 +93,29 @@ const PADDED_PLACE: usize = 128;
 
 struct PaddingWins;
 
-#[async_trait]
 impl Fault for PaddingWins {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let mut place = 0;
-        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
-            if let Ok(Output::Tokens(chunk)) = &mut item {
-                for token in &mut chunk.token_ids {
-                    if place == PADDED_PLACE {
-                        *token = u32::MAX;
-                    }
-                    place += 1;
+        at_tokens(outputs, move |chunk| {
+            for token in &mut chunk.token_ids {
+                if place == PADDED_PLACE {
+                    *token = u32::MAX;
                 }
+                place += 1;
             }
-            item
-        });
-        Ok(OutputStream::from_raw(Box::pin(outputs)))
+        })
     }
 }
 
 struct LeastTokensFree;
 
-#[async_trait]
 impl Fault for LeastTokensFree {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let least = request.stop.min_tokens;
-        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
-            if let Ok(Output::Finished(finished)) = &mut item {
-                let counted = &mut finished.usage.completion_tokens;
-                *counted = counted.saturating_sub(least);
-            }
-            item
-        });
-        Ok(OutputStream::from_raw(Box::pin(outputs)))
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let least = call.request.stop.min_tokens;
+        at_end(outputs, move |finished| {
+            let counted = &mut finished.usage.completion_tokens;
+            *counted = counted.saturating_sub(least);
+        })
     }
 }
 
@@ -148,13 +126,8 @@ struct AbortIsDeath {
 
 #[async_trait]
 impl Fault for AbortIsDeath {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, ctx: &StartContext) {
         *self.health.lock() = ctx.health.clone();
-        inner.start(ctx).await
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
@@ -176,7 +149,7 @@ struct Reader {
 
 impl Reader {
     fn saw(&mut self, item: &Result<Output, EngineError>) {
-        self.is_over |= !matches!(item, Ok(output) if !output.is_terminal());
+        self.is_over |= is_last(item);
     }
 }
 
@@ -188,29 +161,16 @@ impl Drop for Reader {
     }
 }
 
-#[async_trait]
 impl Fault for DropIsDeath {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, ctx: &StartContext) {
         *self.health.lock() = ctx.health.clone();
-        inner.start(ctx).await
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let mut reader = Reader {
             health: self.health.lock().clone(),
             is_over: false,
         };
-        let read = outputs.inspect(move |item| reader.saw(item));
-        Ok(OutputStream::from_raw(Box::pin(read)))
+        raw(outputs.inspect(move |item| reader.saw(item)))
     }
 }

@@ -1,15 +1,8 @@
 //! Faults that the checks of DT catch.
 
-use std::sync::Arc;
-
-use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    StartContext, async_trait,
-};
-
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Fault, with_fault};
+use super::fault::mending;
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -194,41 +187,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a worker that reads the options it knows and drops the others in silence",
         killed_by: &["DT09", "ER01"],
         build: |clean, scenario| {
-            with_fault(clean, scenario, OptionsDropped::default()).checking_itself()
+            mending(clean, scenario, |_, request| {
+                request.sampling.presence_penalty = None;
+                request.sampling.frequency_penalty = None;
+            })
         },
     },
 ];
-
-/// Checks requests itself, after it has dropped their options.
-#[derive(Default)]
-struct OptionsDropped {
-    config: parking_lot::Mutex<Option<EngineConfig>>,
-}
-
-#[async_trait]
-impl Fault for OptionsDropped {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let config = inner.start(ctx).await?;
-        *self.config.lock() = Some(config.clone());
-        Ok(config)
-    }
-
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        request.sampling.presence_penalty = None;
-        request.sampling.frequency_penalty = None;
-        let config = self.config.lock().clone();
-        if let Some(config) = config {
-            config.check(&request)?;
-        }
-        inner.generate(request, ctx).await
-    }
-}

@@ -9,16 +9,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream,
-    RequestContext, StartContext, async_trait,
+    DrainContext, EngineConfig, EngineError, LLMEngine, OutputStream, StartContext, async_trait,
 };
 use parking_lot::Mutex;
-use tokio::sync::{Barrier, watch};
+use tokio::sync::watch;
 
 use super::Mutant;
 use super::cut::{Then, cut};
-use super::fault::{Fault, with_fault};
-use super::slotted::{Habits, SlotFault, without_probe};
+use super::fault::{Call, Fault, held_to_end, is_last, raw, with_fault};
+use super::slotted::{SlotFault, without_probe};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -109,19 +108,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "weights-stay",
         stands_for: "a registry of loaded models that is never emptied: each swap of models keeps the old one's buffers",
         killed_by: &["SH13"],
-        build: |clean, scenario| with_fault(clean, scenario, KeepsWeights),
+        build: |clean, scenario| with_fault(clean, scenario, Leaves(leave_weights)),
     },
     Mutant {
         name: "waiters-forgotten-at-cleanup",
         stands_for: "a cleanup that ends what the scheduler runs, and not what it has in its queue",
         killed_by: &["SH14"],
-        build: |clean, scenario| {
-            let habits = Habits {
-                slots: 4,
-                fault: SlotFault::ForgetsWaiters,
-            };
-            without_probe(clean, scenario, habits)
-        },
+        build: |clean, scenario| without_probe(clean, scenario, 4, SlotFault::ForgetsWaiters),
     },
     Mutant {
         name: "drain-waits-for-the-dropped",
@@ -155,6 +148,15 @@ pub(super) fn leave_a_file() {
     if let Ok(file) = File::open("/dev/null") {
         std::mem::forget(file);
     }
+}
+
+/// One engine's buffers: small for a model, large enough to be noticed.
+const WEIGHTS_BYTES: usize = 1024 * 1024;
+
+fn leave_weights() {
+    static REGISTRY: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+    // The pages exist only after a write.
+    REGISTRY.lock().push(vec![1; WEIGHTS_BYTES]);
 }
 
 fn failed() -> Result<(), EngineError> {
@@ -249,20 +251,8 @@ impl CutsStreams {
 
 #[async_trait]
 impl Fault for CutsStreams {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
-        let mut is_over = self.is_over.subscribe();
-        let over = async move {
-            if is_over.wait_for(|is_over| *is_over).await.is_err() {
-                std::future::pending().await
-            }
-        };
-        Ok(cut(outputs, over, self.then.clone()))
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        cut(outputs, &self.is_over, self.then.clone())
     }
 
     async fn drain(
@@ -304,25 +294,16 @@ impl Fault for DrainsOnce {
 }
 
 /// Of two concurrent cleanups, the second waits forever.
+#[derive(Default)]
 struct CleansUpInPairs {
     under_way: AtomicU32,
-    never: Barrier,
-}
-
-impl Default for CleansUpInPairs {
-    fn default() -> Self {
-        Self {
-            under_way: AtomicU32::new(0),
-            never: Barrier::new(usize::MAX),
-        }
-    }
 }
 
 #[async_trait]
 impl Fault for CleansUpInPairs {
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
         if self.under_way.fetch_add(1, Ordering::AcqRel) > 0 {
-            let _ = self.never.wait().await;
+            std::future::pending::<()>().await;
         }
         tokio::task::yield_now().await;
         self.under_way.fetch_sub(1, Ordering::AcqRel);
@@ -333,15 +314,9 @@ impl Fault for CleansUpInPairs {
 /// Leaves something behind at each start.
 struct Leaves(fn());
 
-#[async_trait]
 impl Fault for Leaves {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, _ctx: &StartContext) {
         (self.0)();
-        inner.start(ctx).await
     }
 }
 
@@ -358,20 +333,12 @@ struct CountsTerminals {
 
 #[async_trait]
 impl Fault for CountsTerminals {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         self.under_way.fetch_add(1, Ordering::AcqRel);
         let under_way = Arc::clone(&self.under_way);
-        let items = outputs.inspect(move |item| {
-            let is_terminal = !matches!(item, Ok(output) if !output.is_terminal());
-            under_way.fetch_sub(u32::from(is_terminal), Ordering::AcqRel);
-        });
-        Ok(OutputStream::from_raw(Box::pin(items)))
+        raw(outputs.inspect(move |item| {
+            under_way.fetch_sub(u32::from(is_last(item)), Ordering::AcqRel);
+        }))
     }
 
     async fn drain(
@@ -393,20 +360,8 @@ struct JoinsReaders {
 
 #[async_trait]
 impl Fault for JoinsReaders {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
-        let mut reader = Some(Arc::clone(&self.readers));
-        let items = outputs.inspect(move |item| {
-            if !matches!(item, Ok(output) if !output.is_terminal()) {
-                drop(reader.take());
-            }
-        });
-        Ok(OutputStream::from_raw(Box::pin(items)))
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        held_to_end(outputs, Arc::clone(&self.readers))
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
@@ -449,16 +404,11 @@ struct InternalAfterCleanup {
 
 #[async_trait]
 impl Fault for InternalAfterCleanup {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if self.is_over.load(Ordering::Acquire) {
-            return Err(EngineError::internal("the scheduler does not answer"));
+    fn ask(&self, _call: &mut Call) -> Result<(), EngineError> {
+        match self.is_over.load(Ordering::Acquire) {
+            true => Err(EngineError::internal("the scheduler does not answer")),
+            false => Ok(()),
         }
-        inner.generate(request, ctx).await
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
@@ -474,14 +424,8 @@ struct BlocksOnDrop {
 
 #[async_trait]
 impl Fault for BlocksOnDrop {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let config = inner.start(ctx).await?;
+    fn declare(&self, _config: &mut EngineConfig) {
         self.is_running.store(true, Ordering::Release);
-        Ok(config)
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
@@ -496,24 +440,5 @@ impl Drop for BlocksOnDrop {
             let (_sender, never) = sync_channel::<()>(0);
             let _ = never.recv_timeout(Duration::from_secs(30));
         }
-    }
-}
-
-/// One engine's buffers: small for a model, large enough to be noticed.
-const WEIGHTS_BYTES: usize = 1024 * 1024;
-
-struct KeepsWeights;
-
-#[async_trait]
-impl Fault for KeepsWeights {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        static REGISTRY: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
-        // The pages exist only after a write.
-        REGISTRY.lock().push(vec![1; WEIGHTS_BYTES]);
-        inner.start(ctx).await
     }
 }

@@ -18,18 +18,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::Clean;
+use super::fault::deaf;
 use crate::subject::{Probe, Scenario, Subject};
 use serve::{Job, serve};
 use slots::Slots;
-
-/// The parameters of a slotted engine.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Habits {
-    /// The number of requests it runs at once.
-    pub slots: usize,
-    /// Its fault.
-    pub fault: SlotFault,
-}
 
 /// The faults of a slotted engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,28 +80,30 @@ impl SlotFault {
     }
 }
 
-const CLEAN: Habits = Habits {
-    slots: 4,
-    fault: SlotFault::None,
-};
-
 /// The clean engine with four slots, a queue and a probe; as correct as the one it wraps.
 #[must_use]
 pub fn slotted(clean: &Clean, scenario: &Scenario) -> Subject {
-    with_habits(clean, scenario, CLEAN)
+    with_slots(clean, scenario, 4, SlotFault::None)
 }
 
-pub(super) fn with_habits(clean: &Clean, scenario: &Scenario, habits: Habits) -> Subject {
+/// An engine that runs this number of requests at once, with `fault`.
+pub(super) fn with_slots(
+    clean: &Clean,
+    scenario: &Scenario,
+    slots: u32,
+    fault: SlotFault,
+) -> Subject {
     let subject = clean.build(scenario);
     let counters = Arc::new(Counters::default());
     let engine = Slotted {
         inner: subject.engine,
-        slots: Slots::new(habits),
+        slots: Slots::new(slots, fault),
         counters: Arc::clone(&counters),
         tasks: Mutex::default(),
         stop: watch::Sender::new(false),
         config: Mutex::default(),
-        habits,
+        max_num_seqs: slots,
+        fault,
     };
     Subject {
         engine: Arc::new(engine),
@@ -118,11 +112,16 @@ pub(super) fn with_habits(clean: &Clean, scenario: &Scenario, habits: Habits) ->
     }
 }
 
-/// As [`with_habits`], without a probe.
-pub(super) fn without_probe(clean: &Clean, scenario: &Scenario, habits: Habits) -> Subject {
+/// As [`with_slots`], without a probe.
+pub(super) fn without_probe(
+    clean: &Clean,
+    scenario: &Scenario,
+    slots: u32,
+    fault: SlotFault,
+) -> Subject {
     Subject {
         probe: None,
-        ..with_habits(clean, scenario, habits)
+        ..with_slots(clean, scenario, slots, fault)
     }
 }
 
@@ -185,14 +184,15 @@ struct Slotted {
     tasks: Mutex<JoinSet<()>>,
     stop: watch::Sender<bool>,
     config: Mutex<Option<EngineConfig>>,
-    habits: Habits,
+    max_num_seqs: u32,
+    fault: SlotFault,
 }
 
 impl Slotted {
     /// Checks a request only after it has acquired resources, and keeps those of a refused one.
     fn check_too_late(&self, request: &GenerateRequest) -> Result<(), EngineError> {
-        let keeps_turn = self.habits.fault == SlotFault::KeepsTurnOfRefused;
-        let keeps_kv = self.habits.fault == SlotFault::KeepsKvOfRefused;
+        let keeps_turn = self.fault == SlotFault::KeepsTurnOfRefused;
+        let keeps_kv = self.fault == SlotFault::KeepsKvOfRefused;
         let config = self.config.lock();
         let (Some(config), true) = (&*config, keeps_turn || keeps_kv) else {
             return Ok(());
@@ -217,9 +217,9 @@ impl LLMEngine for Slotted {
         let load = ctx.load.clone();
         let mut config = self.inner.start(ctx).await?;
         config.capabilities.priority = true;
-        if self.habits.fault.publishes() {
-            config.max_num_seqs = u32::try_from(self.habits.slots).ok();
-            *self.counters.load.lock() = Some((load, self.habits.fault));
+        if self.fault.publishes() {
+            config.max_num_seqs = Some(self.max_num_seqs);
+            *self.counters.load.lock() = Some((load, self.fault));
         }
         *self.config.lock() = Some(config.clone());
         Ok(config)
@@ -231,17 +231,16 @@ impl LLMEngine for Slotted {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         self.check_too_late(&request)?;
-        // The task receives the cancel from its sink; the wrapped stream is just dropped with it.
-        let own = RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens());
         let mut priority = request.priority;
-        if self.habits.fault == SlotFault::ShortestFirst {
+        if self.fault == SlotFault::ShortestFirst {
             let prompt = i32::try_from(ctx.prompt_tokens()).unwrap_or(i32::MAX);
             priority = priority.saturating_mul(1 << 20).saturating_sub(prompt);
         }
-        let outputs = self.inner.generate(request, own).await?;
-        let finds_row = self.habits.fault == SlotFault::KeepsRow && self.slots.is_full();
+        // The task receives the cancel from its sink; the wrapped stream is just dropped with it.
+        let outputs = self.inner.generate(request, deaf(&ctx)).await?;
+        let finds_row = self.fault == SlotFault::KeepsRow && self.slots.is_full();
         let mut slot = Slots::take(&self.slots, priority);
-        if self.habits.fault == SlotFault::LosesReservation {
+        if self.fault == SlotFault::LosesReservation {
             slot = slots::reserve_carelessly(slot).await;
         }
         let is_long = ctx.prompt_tokens() > 64;
@@ -254,7 +253,7 @@ impl LLMEngine for Slotted {
             slot,
             stop: self.stop.subscribe(),
             counters: Arc::clone(&self.counters),
-            fault: self.habits.fault,
+            fault: self.fault,
         };
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}

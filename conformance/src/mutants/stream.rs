@@ -9,18 +9,18 @@ use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{
     EngineConfig, EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, async_trait,
+    async_trait,
 };
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 
 use super::Mutant;
-use super::fault::{Fault, with_fault};
+use super::fault::{Call, Fault, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -100,21 +100,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
 /// A fault in the stream of a request.
 struct Streamed(fn(&GenerateRequest, OutputStream) -> OutputStream);
 
-#[async_trait]
 impl Fault for Streamed {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request.clone(), ctx).await?;
-        Ok(self.0(&request, outputs))
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        self.0(&call.request, outputs)
     }
-}
-
-fn raw(outputs: impl Stream<Item = Result<Output, EngineError>> + Send + 'static) -> OutputStream {
-    OutputStream::from_raw(Box::pin(outputs))
 }
 
 /// The number of prompt tokens per step of the engine of [`silent_on_a_whole_chunk`].
@@ -220,20 +209,14 @@ struct TokensAfterError {
 
 #[async_trait]
 impl Fault for TokensAfterError {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let is_gone = Arc::clone(&self.is_gone);
-        let outputs = inner.generate(request, ctx).await?.flat_map(move |item| {
+        raw(outputs.flat_map(move |item| {
             let error = is_gone
                 .load(Ordering::Relaxed)
                 .then(|| Err(EngineError::engine_shutdown("the engine has stopped")));
             stream::iter(error.into_iter().chain([item]))
-        });
-        Ok(raw(outputs))
+        }))
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
@@ -247,37 +230,18 @@ struct PaddedVocabulary {
     vocab_size: OnceLock<u32>,
 }
 
-#[async_trait]
 impl Fault for PaddedVocabulary {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         self.vocab_size
             .get_or_init(|| config.vocab_size.map_or(0, NonZeroU32::get));
-        Ok(config)
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let vocab_size = self.vocab_size.get().copied().unwrap_or(0);
-        let outputs = inner
-            .generate(request, ctx)
-            .await?
-            .enumerate()
-            .map(move |(place, item)| match item {
-                Ok(output) if place == 0 && output == Output::from(0) => {
-                    Ok(Output::from(vocab_size))
-                }
-                item => item,
-            });
-        Ok(raw(outputs))
+        raw(outputs.enumerate().map(move |(place, item)| match item {
+            Ok(output) if place == 0 && output == Output::from(0) => Ok(Output::from(vocab_size)),
+            item => item,
+        }))
     }
 }
 
@@ -286,20 +250,14 @@ struct SiblingsCollide {
     clients: Mutex<BTreeSet<String>>,
 }
 
-#[async_trait]
 impl Fault for SiblingsCollide {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if let Some(client) = client_of(ctx.id())
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        if let Some(client) = client_of(call.ctx.id())
             && !self.clients.lock().insert(client.to_owned())
         {
-            request.stop.max_tokens = Some(1);
+            call.request.stop.max_tokens = Some(1);
         }
-        inner.generate(request, ctx).await
+        Ok(())
     }
 }
 

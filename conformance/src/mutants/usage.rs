@@ -5,13 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures_util::StreamExt;
 use genset_backend_common::output::Usage;
-use genset_backend_common::{
-    EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
-    async_trait,
-};
+use genset_backend_common::{FinishReason, Output, OutputStream};
 
 use super::Mutant;
-use super::fault::{Ended, Fault, with_fault};
+use super::fault::{Call, Fault, ended, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -19,15 +16,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "usage filled in where the limit is looked at, and not where a stop token is",
         killed_by: &["RD02", "US01", "US03", "US04"],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Ended(|finished| {
-                    if finished.stop_token.is_some() {
-                        finished.usage = Usage::default();
-                    }
-                }),
-            )
+            ended(clean, scenario, |finished| {
+                if finished.stop_token.is_some() {
+                    finished.usage = Usage::default();
+                }
+            })
         },
     },
     Mutant {
@@ -35,14 +28,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "prompt tokens taken from the KV blocks allocated, the last of them half empty",
         killed_by: &["RD02", "US02", "US08"],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Ended(|finished| {
-                    let tokens = &mut finished.usage.prompt_tokens;
-                    *tokens = tokens.next_multiple_of(if *tokens > 32 { 16 } else { 1 });
-                }),
-            )
+            ended(clean, scenario, |finished| {
+                let tokens = &mut finished.usage.prompt_tokens;
+                *tokens = tokens.next_multiple_of(if *tokens > 32 { 16 } else { 1 });
+            })
         },
     },
     Mutant {
@@ -50,13 +39,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "usage counted where tokens are sampled: the stop token is billed and not delivered",
         killed_by: &["RD02", "US03", "US04"],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Ended(|finished| {
-                    finished.usage.completion_tokens += u32::from(finished.stop_token.is_some());
-                }),
-            )
+            ended(clean, scenario, |finished| {
+                finished.usage.completion_tokens += u32::from(finished.stop_token.is_some());
+            })
         },
     },
     Mutant {
@@ -64,16 +49,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "one taken off the count for the stop token, whether or not it was counted",
         killed_by: &["RD02", "US04"],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Ended(|finished| {
-                    if finished.stop_token.is_some() && finished.usage.completion_tokens == 0 {
-                        finished.usage.completion_tokens =
-                            finished.usage.completion_tokens.wrapping_sub(1);
-                    }
-                }),
-            )
+            ended(clean, scenario, |finished| {
+                if finished.stop_token.is_some() && finished.usage.completion_tokens == 0 {
+                    finished.usage.completion_tokens =
+                        finished.usage.completion_tokens.wrapping_sub(1);
+                }
+            })
         },
     },
     Mutant {
@@ -81,14 +62,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "cached tokens reported in whole blocks, more than the prompt has",
         killed_by: &["RD02", "US05", "US09"],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Ended(|finished| {
-                    finished.usage.cached_tokens =
-                        Some(finished.usage.prompt_tokens.next_multiple_of(16));
-                }),
-            )
+            ended(clean, scenario, |finished| {
+                finished.usage.cached_tokens =
+                    Some(finished.usage.prompt_tokens.next_multiple_of(16));
+            })
         },
     },
     Mutant {
@@ -96,15 +73,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "tokens in the pipeline billed to a client that cancelled before they came",
         killed_by: &["RD02", "US06"],
         build: |clean, scenario| {
-            with_fault(
-                clean,
-                scenario,
-                Ended(|finished| {
-                    if finished.reason == FinishReason::Cancelled {
-                        finished.usage.completion_tokens += 2;
-                    }
-                }),
-            )
+            ended(clean, scenario, |finished| {
+                if finished.reason == FinishReason::Cancelled {
+                    finished.usage.completion_tokens += 2;
+                }
+            })
         },
     },
     Mutant {
@@ -154,21 +127,14 @@ impl Drop for Active {
     }
 }
 
-#[async_trait]
 impl Fault for OneCounter {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let active = self.shared.enter();
-        let outputs = inner.generate(request, ctx).await?.map(move |mut item| {
+        raw(outputs.map(move |mut item| {
             if let Ok(output) = &mut item {
                 active.count(output);
             }
             item
-        });
-        Ok(OutputStream::from_raw(Box::pin(outputs)))
+        }))
     }
 }

@@ -1,4 +1,4 @@
-//! Engines that notice a cancel late or not at all, or report it wrongly.
+//! Engines that notice a cancel late or not at all, or lose the end of a cancelled request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,35 +7,18 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use genset_backend_common::{
-    CancelReason, EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, async_trait,
+    CancelReason, EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
+    async_trait,
 };
 
-use crate::mutants::fault::Fault;
-
-/// A context of the engine's own, without the client's cancellation.
-pub(super) fn deaf(ctx: &RequestContext) -> RequestContext {
-    RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens())
-}
-
-/// A stream changed by a fault.
-pub(super) fn raw(
-    items: impl Stream<Item = Result<Output, EngineError>> + Send + 'static,
-) -> OutputStream {
-    OutputStream::from_raw(Box::pin(items))
-}
+use crate::mutants::fault::{Call, Fault, deaf, raw};
 
 pub(super) struct Always;
 
-#[async_trait]
 impl Fault for Always {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        inner.generate(request, deaf(&ctx)).await
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        call.ctx = deaf(&call.ctx);
+        Ok(())
     }
 }
 
@@ -53,37 +36,42 @@ impl Fault for UntilFirstToken {
         let mut outputs = inner.generate(request, own.clone()).await?;
         let first = async move {
             let first = outputs.next().await;
-            stream::iter(first).chain(hearing(outputs, ctx, own))
+            stream::iter(first).chain(heeding(outputs, ctx, own, |_| true))
         };
         Ok(raw(stream::once(first).flatten()))
     }
 }
 
-/// The rest of a stream, which ends when `ctx` is cancelled.
-fn hearing(
+/// A stream with the context `own`, which is cancelled with `ctx` if `heeds` says so. It is asked once, and told whether an item
+/// has come.
+pub(super) fn heeding(
     mut outputs: OutputStream,
     ctx: RequestContext,
     own: RequestContext,
+    heeds: impl Fn(bool) -> bool + Send + 'static,
 ) -> impl Stream<Item = Result<Output, EngineError>> + Send + 'static {
     let mut cancel = Ear::new(ctx);
+    let mut has_items = false;
     stream::poll_fn(move |cx| {
-        if cancel.hears(cx) {
+        if cancel.hears(cx) && heeds(has_items) {
             own.cancel(CancelReason::Client);
         }
-        outputs.poll_next_unpin(cx)
+        let item = outputs.poll_next_unpin(cx);
+        has_items |= item.is_ready();
+        item
     })
 }
 
 /// Waits for a cancel.
-pub(super) struct Ear(Pin<Box<dyn Future<Output = ()> + Send>>);
+struct Ear(Pin<Box<dyn Future<Output = ()> + Send>>);
 
 impl Ear {
-    pub(super) fn new(ctx: RequestContext) -> Self {
+    fn new(ctx: RequestContext) -> Self {
         Self(Box::pin(async move { ctx.cancelled().await }))
     }
 
     /// Whether the cancel has just come.
-    pub(super) fn hears(&mut self, cx: &mut Context<'_>) -> bool {
+    fn hears(&mut self, cx: &mut Context<'_>) -> bool {
         let is_heard = self.0.as_mut().poll(cx).is_ready();
         if is_heard {
             // A completed future must not be polled again.
@@ -104,42 +92,9 @@ impl Fault for OnceStreaming {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let own = deaf(&ctx);
-        let mut outputs = inner.generate(request, own.clone()).await?;
-        let mut cancel = Ear::new(ctx);
-        let mut is_streaming = false;
-        Ok(raw(stream::poll_fn(move |cx| {
-            if !is_streaming && cancel.hears(cx) {
-                own.cancel(CancelReason::Client);
-            }
-            let item = outputs.poll_next_unpin(cx);
-            is_streaming |= item.is_ready();
-            item
-        })))
+        let outputs = inner.generate(request, own.clone()).await?;
+        Ok(raw(heeding(outputs, ctx, own, |has_items| !has_items)))
     }
-}
-
-pub(super) struct ReportsStop;
-
-#[async_trait]
-impl Fault for ReportsStop {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
-        Ok(raw(outputs.map(|item| item.map(as_stop))))
-    }
-}
-
-fn as_stop(mut output: Output) -> Output {
-    if let Output::Finished(finished) = &mut output
-        && finished.reason == FinishReason::Cancelled
-    {
-        finished.reason = FinishReason::Stop;
-    }
-    output
 }
 
 /// The time per prompt token.
@@ -147,44 +102,29 @@ const PREFILL: Duration = Duration::from_millis(1);
 
 pub(super) struct WhilePrefilling;
 
-#[async_trait]
 impl Fault for WhilePrefilling {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let prompt_tokens = request.prompt_tokens().unwrap_or(0);
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let prompt_tokens = call.request.prompt_tokens().unwrap_or(0);
         let prefilled = async move {
             tokio::time::sleep(PREFILL * prompt_tokens).await;
             outputs
         };
-        Ok(raw(stream::once(prefilled).flatten()))
+        raw(stream::once(prefilled).flatten())
     }
 }
 
 pub(super) struct LosesTerminal;
 
-#[async_trait]
 impl Fault for LosesTerminal {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let max_tokens = request.stop.max_tokens;
-        let outputs = inner.generate(request, ctx.clone()).await?;
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let (max_tokens, ctx) = (call.request.stop.max_tokens, call.ctx.clone());
         let mut streamed = 0;
-        let kept = outputs.take_while(move |item| {
+        raw(outputs.take_while(move |item| {
             let is_terminal = item.as_ref().is_ok_and(Output::is_terminal);
             let is_lost = is_terminal && Some(streamed) == max_tokens && ctx.is_cancelled();
             streamed += item.as_ref().map_or(0, Output::token_count);
             std::future::ready(!is_lost)
-        });
-        Ok(raw(kept))
+        }))
     }
 }
 
@@ -199,14 +139,9 @@ impl Fault for ToDeadlines {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let own = deaf(&ctx);
-        let mut outputs = inner.generate(request, own.clone()).await?;
-        let mut cancel = Ear::new(ctx.clone());
-        Ok(raw(stream::poll_fn(move |cx| {
-            if cancel.hears(cx) && ctx.cancel_reason() != Some(CancelReason::Deadline) {
-                own.cancel(CancelReason::Client);
-            }
-            outputs.poll_next_unpin(cx)
-        })))
+        let (own, theirs) = (deaf(&ctx), ctx.clone());
+        let outputs = inner.generate(request, own.clone()).await?;
+        let heeds = move |_| theirs.cancel_reason() != Some(CancelReason::Deadline);
+        Ok(raw(heeding(outputs, ctx, own, heeds)))
     }
 }

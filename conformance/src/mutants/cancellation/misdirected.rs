@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
-    CancelReason, EngineConfig, EngineError, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, async_trait,
+    CancelReason, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
+    StartContext, async_trait,
 };
 use parking_lot::Mutex;
 
-use super::deaf::{Ear, deaf, raw};
-use crate::mutants::fault::Fault;
+use super::deaf::heeding;
+use crate::mutants::fault::{Call, Fault, at_tokens, deaf, raw};
 
 /// Records the last request that ended by itself: its context, and the request that came after it.
 #[derive(Default)]
@@ -63,16 +63,11 @@ impl Fault for Toggle {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let own = deaf(&ctx);
-        let mut outputs = inner.generate(request, own.clone()).await?;
+        let (own, id) = (deaf(&ctx), ctx.id().to_owned());
+        let outputs = inner.generate(request, own.clone()).await?;
         let revived = Arc::clone(&self.revived);
-        let mut cancel = Ear::new(ctx);
-        Ok(raw(stream::poll_fn(move |cx| {
-            if cancel.hears(cx) && !revived.lock().iter().any(|id| id == own.id()) {
-                own.cancel(CancelReason::Client);
-            }
-            outputs.poll_next_unpin(cx)
-        })))
+        let heeds = move |_| !revived.lock().contains(&id);
+        Ok(raw(heeding(outputs, ctx, own, heeds)))
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
@@ -114,15 +109,10 @@ impl ByLookup {
 
 #[async_trait]
 impl Fault for ByLookup {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let own = ctx.child();
-        self.running.lock().push(own.clone());
-        inner.generate(request, own).await
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        call.ctx = call.ctx.child();
+        self.running.lock().push(call.ctx.clone());
+        Ok(())
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
@@ -152,36 +142,21 @@ pub(super) struct ShiftedBatch {
 
 #[async_trait]
 impl Fault for ShiftedBatch {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let aborts = Arc::clone(&self.aborts);
         let mut seen = aborts.load(Ordering::Relaxed);
-        let outputs = inner.generate(request, ctx).await?;
-        Ok(raw(outputs.map(move |item| {
+        at_tokens(outputs, move |chunk| {
             let now = aborts.load(Ordering::Relaxed);
-            let is_shifted = std::mem::replace(&mut seen, now) != now;
-            item.map(|output| if is_shifted { shifted(output) } else { output })
-        })))
+            if std::mem::replace(&mut seen, now) != now {
+                chunk.token_ids.iter_mut().for_each(|token| *token ^= 1);
+            }
+        })
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
         self.aborts.fetch_add(1, Ordering::Relaxed);
         inner.abort(ctx).await;
     }
-}
-
-/// Different tokens of the same vocabulary.
-fn shifted(mut output: Output) -> Output {
-    if let Output::Tokens(chunk) = &mut output {
-        for token in &mut chunk.token_ids {
-            *token ^= 1;
-        }
-    }
-    output
 }
 
 /// After this number of aborts, no further request is served.
@@ -191,16 +166,11 @@ pub(super) struct StallsAfterAborts {
 
 #[async_trait]
 impl Fault for StallsAfterAborts {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if self.left.load(Ordering::Relaxed) == 0 {
-            return Ok(raw(stream::pending()));
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        match self.left.load(Ordering::Relaxed) {
+            0 => raw(stream::pending()),
+            _ => outputs,
         }
-        inner.generate(request, ctx).await
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
@@ -220,13 +190,8 @@ pub(super) struct AbortNeedsStart {
 
 #[async_trait]
 impl Fault for AbortNeedsStart {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    fn begin(&self, _ctx: &StartContext) {
         self.is_started.store(true, Ordering::Release);
-        inner.start(ctx).await
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {

@@ -4,20 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures_util::{Stream, StreamExt};
+use futures_util::StreamExt;
 use genset_backend_common::output::TokenIds;
-use genset_backend_common::{
-    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, async_trait,
-};
+use genset_backend_common::{EngineError, Output, OutputStream};
 use parking_lot::Mutex;
 
-use crate::mutants::fault::Fault;
-
-type Item = Result<Output, EngineError>;
-
-fn raw(items: impl Stream<Item = Item> + Send + 'static) -> OutputStream {
-    OutputStream::from_raw(Box::pin(items))
-}
+use crate::mutants::fault::{Call, Fault, at_tokens, raw};
 
 /// The last tokens of each running request, by row.
 #[derive(Default)]
@@ -71,25 +63,13 @@ pub(super) struct NeighboursTokens {
     table: Arc<Table>,
 }
 
-#[async_trait]
 impl Fault for NeighboursTokens {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let row = Row::new(&self.table);
-        Ok(raw(outputs.map(move |item| {
-            item.map(|mut output| {
-                if let Output::Tokens(chunk) = &mut output {
-                    let own = std::mem::take(&mut chunk.token_ids);
-                    chunk.token_ids = row.exchange(own);
-                }
-                output
-            })
-        })))
+        at_tokens(outputs, move |chunk| {
+            let own = std::mem::take(&mut chunk.token_ids);
+            chunk.token_ids = row.exchange(own);
+        })
     }
 }
 
@@ -101,32 +81,16 @@ pub(super) struct BatchVariant {
     table: Arc<Table>,
 }
 
-#[async_trait]
 impl Fault for BatchVariant {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let row = Row::new(&self.table);
         let mut streamed = 0;
-        Ok(raw(outputs.map(move |item| {
-            let is_late = streamed >= DIFFERS_FROM;
-            streamed += item.as_ref().map_or(0, Output::token_count);
-            item.map(|mut output| {
-                if let Output::Tokens(chunk) = &mut output
-                    && is_late
-                    && row.neighbours() > 0
-                {
-                    for token in &mut chunk.token_ids {
-                        *token ^= 1;
-                    }
-                }
-                output
-            })
-        })))
+        at_tokens(outputs, move |chunk| {
+            if streamed >= DIFFERS_FROM && row.neighbours() > 0 {
+                chunk.token_ids.iter_mut().for_each(|token| *token ^= 1);
+            }
+            streamed += chunk.len();
+        })
     }
 }
 
@@ -137,26 +101,19 @@ pub(super) struct SessionsById {
     next: AtomicU64,
 }
 
-#[async_trait]
 impl Fault for SessionsById {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let id = ctx.id().to_owned();
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let id = call.ctx.id().to_owned();
         let mine = self.next.fetch_add(1, Ordering::Relaxed);
         self.sessions.lock().insert(id.clone(), mine);
         let sessions = Arc::clone(&self.sessions);
-        Ok(raw(outputs.map(move |item| {
+        raw(outputs.map(move |item| {
             if sessions.lock().get(&id) == Some(&mine) {
                 item
             } else {
                 Err(EngineError::internal("the session belongs to another"))
             }
-        })))
+        }))
     }
 }
 
@@ -188,15 +145,9 @@ impl MixedPrefill {
     }
 }
 
-#[async_trait]
 impl Fault for MixedPrefill {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let is_long = request.prompt_tokens() >= Some(CHUNKED);
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let is_long = call.request.prompt_tokens() >= Some(CHUNKED);
         let victim = self.victim;
         let short_prompts = Arc::clone(&self.short_prompts);
         short_prompts.fetch_add(u64::from(!is_long), Ordering::Relaxed);
@@ -204,8 +155,7 @@ impl Fault for MixedPrefill {
         let is_joined = !is_long && Arc::strong_count(&self.prefilling) > 1;
         let mut prefill = is_long.then(|| Arc::clone(&self.prefilling));
         let mut is_first = true;
-        let outputs = inner.generate(request, ctx).await?;
-        Ok(raw(outputs.map(move |mut item| {
+        raw(outputs.map(move |mut item| {
             let is_mixed = match victim {
                 Victim::Short => is_joined,
                 Victim::Long => is_long && short_prompts.load(Ordering::Relaxed) > before,
@@ -218,6 +168,6 @@ impl Fault for MixedPrefill {
                 chunk.token_ids.iter_mut().for_each(|token| *token ^= 1);
             }
             item
-        })))
+        }))
     }
 }

@@ -4,20 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt, stream};
-use genset_backend_common::{
-    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, async_trait,
-};
+use futures_util::{StreamExt, stream};
+use genset_backend_common::{Output, OutputStream};
 use parking_lot::Condvar;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::mutants::fault::Fault;
-
-type Item = Result<Output, EngineError>;
-
-fn raw(items: impl Stream<Item = Item> + Send + 'static) -> OutputStream {
-    OutputStream::from_raw(Box::pin(items))
-}
+use super::Place;
+use crate::mutants::fault::{Call, Fault, raw};
 
 /// Whether the engine runs on several threads. Faults that wait in real time occur only there, so that a run of all checks
 /// stays short.
@@ -35,20 +28,13 @@ pub(super) struct BothOrders {
 /// The number of concurrent requests from which on the locks are used.
 const FULL_BATCH: u32 = 10;
 
-#[async_trait]
 impl Fault for BothOrders {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let place = Place::taken(&self.active);
         let is_batched = place.index + 1 >= FULL_BATCH && !is_multi_thread();
         let locks = Arc::clone(&self.locks);
         let parity = usize::from(place.index.is_multiple_of(2));
-        let items = outputs.then(move |item| {
+        raw(outputs.then(move |item| {
             // The stream owns the place as long as it lives.
             let _ = &place;
             let locks = Arc::clone(&locks);
@@ -60,29 +46,7 @@ impl Fault for BothOrders {
                 }
                 item
             }
-        });
-        Ok(raw(items))
-    }
-}
-
-/// A place among the active requests.
-struct Place {
-    active: Arc<AtomicU32>,
-    index: u32,
-}
-
-impl Place {
-    fn taken(active: &Arc<AtomicU32>) -> Self {
-        Self {
-            index: active.fetch_add(1, Ordering::Relaxed),
-            active: Arc::clone(active),
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.active.fetch_sub(1, Ordering::Relaxed);
+        }))
     }
 }
 
@@ -133,22 +97,14 @@ impl Scratch {
     }
 }
 
-#[async_trait]
 impl Fault for SharedScratch {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         let scratch = Arc::clone(&self.scratch);
-        let items = outputs.filter(move |item| {
+        raw(outputs.filter(move |item| {
             let is_token = matches!(item, Ok(Output::Tokens(_)));
             let is_lost = is_token && is_multi_thread() && scratch.is_overwritten();
             std::future::ready(!is_lost)
-        });
-        Ok(raw(items))
+        }))
     }
 }
 
@@ -161,22 +117,15 @@ const PREFILL: Duration = Duration::from_millis(300);
 /// The prompt length from which on it takes that long.
 const LONG_PROMPT: u32 = 32;
 
-#[async_trait]
 impl Fault for BlocksRuntime {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let is_long = request.prompt_tokens() >= Some(LONG_PROMPT);
-        let outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let is_long = call.request.prompt_tokens() >= Some(LONG_PROMPT);
         let mut is_prefilled = !(is_long && is_multi_thread());
-        Ok(raw(outputs.inspect(move |_| {
+        raw(outputs.inspect(move |_| {
             if !std::mem::replace(&mut is_prefilled, true) {
                 block(PREFILL);
             }
-        })))
+        }))
     }
 }
 
@@ -193,19 +142,13 @@ pub(super) struct AntiScaling {
 
 const STEP: Duration = Duration::from_millis(1);
 
-#[async_trait]
 impl Fault for AntiScaling {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let mut outputs = inner.generate(request, ctx.clone()).await?;
+    fn answer(&self, call: &Call, mut outputs: OutputStream) -> OutputStream {
+        let ctx = call.ctx.clone();
         let place = Place::taken(&self.active);
         let mut wait = None;
         // The wrapped stream handles the cancel, so it is polled first.
-        Ok(raw(stream::poll_fn(move |cx| {
+        raw(stream::poll_fn(move |cx| {
             use std::task::Poll;
             if wait.is_none() && !ctx.is_cancelled() {
                 let active = place.active.load(Ordering::Relaxed);
@@ -221,6 +164,6 @@ impl Fault for AntiScaling {
                     item
                 }
             }
-        })))
+        }))
     }
 }

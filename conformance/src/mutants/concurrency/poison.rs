@@ -8,7 +8,7 @@ use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream, RequestContext, async_trait,
 };
 
-use crate::mutants::fault::Fault;
+use crate::mutants::fault::{Fault, raw};
 
 /// After one request was refused for its content, all others fail.
 #[derive(Default)]
@@ -33,12 +33,11 @@ impl Fault for AfterFailure {
             }
         };
         let is_poisoned = Arc::clone(&self.is_poisoned);
-        let items = outputs.map(move |item| {
+        Ok(raw(outputs.map(move |item| {
             if is_poisoned.load(Ordering::Relaxed) {
                 return Err(EngineError::internal("a lock was left poisoned"));
             }
             item
-        });
-        Ok(OutputStream::from_raw(Box::pin(items)))
+        })))
     }
 }

@@ -1,53 +1,32 @@
 //! Stop tokens of one request that end another.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use futures_util::StreamExt;
-use genset_backend_common::{
-    EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext, TokenId, async_trait,
-};
+use genset_backend_common::{EngineError, OutputStream, TokenId};
 use parking_lot::Mutex;
 
-use crate::mutants::fault::Fault;
+use super::Place;
+use crate::mutants::fault::{Call, Fault, held_to_end};
 
 /// A request that arrives while another runs also gets the stop tokens of the previous one.
 #[derive(Default)]
 pub(super) struct OfTheBatch {
-    active: Arc<AtomicUsize>,
+    active: Arc<AtomicU32>,
     last: Mutex<Vec<TokenId>>,
 }
 
-/// Counts a running request, until this is dropped.
-struct Active(Arc<AtomicUsize>);
-
-impl Drop for Active {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-#[async_trait]
 impl Fault for OfTheBatch {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let own = request.stop.stop_token_ids.to_vec();
-        let before = std::mem::replace(&mut *self.last.lock(), own);
-        if self.active.load(Ordering::Acquire) > 0 {
-            request.stop.stop_token_ids.extend(before);
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        let stops = &mut call.request.stop.stop_token_ids;
+        let before = std::mem::replace(&mut *self.last.lock(), stops.to_vec());
+        if self.active.load(Ordering::Relaxed) > 0 {
+            stops.extend(before);
         }
-        let outputs = inner.generate(request, ctx).await?;
-        self.active.fetch_add(1, Ordering::AcqRel);
-        let mut active = Some(Active(Arc::clone(&self.active)));
-        let counted = outputs.inspect(move |item| {
-            if !matches!(item, Ok(output) if !output.is_terminal()) {
-                drop(active.take());
-            }
-        });
-        Ok(OutputStream::from_raw(Box::pin(counted)))
+        Ok(())
+    }
+
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        held_to_end(outputs, Place::taken(&self.active))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Habits, SlotFault};
+use super::SlotFault;
 
 pub(super) struct Slots {
     state: Mutex<State>,
@@ -16,7 +16,7 @@ pub(super) struct Slots {
 }
 
 struct State {
-    free: usize,
+    free: u32,
     /// The waiting requests with their priorities, in order of arrival.
     waiting: VecDeque<(i32, oneshot::Sender<Slot>)>,
 }
@@ -25,14 +25,11 @@ struct State {
 pub(super) struct Slot(Option<Arc<Slots>>);
 
 impl Slots {
-    pub(super) fn new(habits: Habits) -> Arc<Self> {
-        let state = State {
-            free: habits.slots,
-            waiting: VecDeque::new(),
-        };
+    pub(super) fn new(free: u32, fault: SlotFault) -> Arc<Self> {
+        let waiting = VecDeque::new();
         Arc::new(Self {
-            state: Mutex::new(state),
-            fault: habits.fault,
+            state: Mutex::new(State { free, waiting }),
+            fault,
         })
     }
 

@@ -4,16 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::{StreamExt, stream};
-use genset_backend_common::{
-    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, async_trait,
-};
+use genset_backend_common::{GenerateRequest, Output, OutputStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant, timeout_at};
 
-use super::raw;
 use crate::mutants::Clean;
-use crate::mutants::fault::{Fault, with_fault};
+use crate::mutants::fault::{Call, Fault, raw, with_fault};
 use crate::subject::{Probe, Scenario, Subject};
 
 /// Room for more tokens than any answer has.
@@ -41,15 +38,8 @@ struct Unbounded {
     produced: Arc<Produced>,
 }
 
-#[async_trait]
 impl Fault for Unbounded {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let mut outputs = inner.generate(request, ctx).await?;
+    fn answer(&self, _call: &Call, mut outputs: OutputStream) -> OutputStream {
         let (queue, queued) = mpsc::channel(NO_BOUND);
         let produced = Arc::clone(&self.produced);
         let mut pump = JoinSet::new();
@@ -62,10 +52,10 @@ impl Fault for Unbounded {
                 }
             }
         });
-        Ok(raw(stream::unfold(
+        raw(stream::unfold(
             (queued, pump),
             |(mut queued, pump)| async move { queued.recv().await.map(|item| (item, (queued, pump))) },
-        )))
+        ))
     }
 }
 
