@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::TextChunk;
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineControls, EngineError, FinishReason, GenerateRequest, Input,
-    LLMEngine, Output, OutputStream, RequestContext, StartContext, TokenId, async_trait,
-    config::InputKind,
+    EngineConfig, EngineError, FinishReason, GenerateRequest, Input, LLMEngine, Output,
+    OutputStream, RequestContext, TokenId, async_trait, config::InputKind,
 };
 use parking_lot::Mutex;
 
+use super::fault::{Fault, faulty, raw};
 use super::{Clean, Mutant};
 use crate::subject::{Detokenize, Scenario, Subject};
 
@@ -26,7 +26,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "CN06", "CN07", "CN08", "CN12", "CN16", "FN01", "FN02", "FN05", "RD02", "ST07", "ST11",
             "US03", "US06", "US07", "US08",
         ],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsCharacters),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::CountsCharacters),
     },
     Mutant {
         name: "text-without-a-count",
@@ -38,43 +38,43 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "RD04", "RD06", "SH05", "SH06", "SH09", "SH15", "SH16", "ST02", "ST04", "ST05", "ST07",
             "ST08", "ST10", "ST11", "US03", "US06", "US07", "US08",
         ],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNothing),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::CountsNothing),
     },
     Mutant {
         name: "text-ends-whatever-is-asked",
         stands_for: "an engine behind an API that has no ignore_eos: benchmarks measure answers of any length",
         killed_by: &["FN01", "FN05", "ST11", "US08"],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::EndsAnyway),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::EndsAnyway),
     },
     Mutant {
         name: "text-forgets-min-tokens",
         stands_for: "a minimum that is turned into banned stop tokens, where there are no token ids to ban",
         killed_by: &["FN10"],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::ForgetsMinTokens),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::ForgetsMinTokens),
     },
     Mutant {
         name: "text-prompt-is-free",
         stands_for: "prompt_tokens taken from the context of the request, which counts token ids and finds none",
         killed_by: &["US02"],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNoPrompt),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::CountsNoPrompt),
     },
     Mutant {
         name: "text-prompt-is-free-when-cancelled",
         stands_for: "the prompt counted where an answer ends, which a cancelled one does elsewhere",
         killed_by: &["US06"],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::CountsNoCancelledPrompt),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::CountsNoCancelledPrompt),
     },
     Mutant {
         name: "text-is-cut-to-fit",
         stands_for: "a tokenizer that truncates by default: the end of a long prompt, where the question is, is lost",
         killed_by: &["FN04"],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::CutsPrompts),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::CutsPrompts),
     },
     Mutant {
         name: "text-of-chats-is-lost",
         stands_for: "a chat template that renders without its messages, in an engine that tests ask for completions only",
         killed_by: &["US02"],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::LosesChats),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::LosesChats),
     },
     Mutant {
         name: "text-differs-in-its-spaces",
@@ -82,13 +82,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &[
             "CC04", "DT01", "DT02", "DT04", "DT05", "DT11", "DT15", "DT16",
         ],
-        build: |clean, scenario| with_fault(clean, scenario, Fault::LosesSpaces),
+        build: |clean, scenario| with_flaw(clean, scenario, Flaw::LosesSpaces),
     },
 ];
 
 /// The faults of an engine of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+enum Flaw {
     None,
     CountsCharacters,
     CountsNothing,
@@ -105,59 +105,55 @@ enum Fault {
 /// after some words, unless it must not.
 #[must_use]
 pub fn spelled(subject: Subject) -> Subject {
-    wrapped(subject, Fault::None)
+    wrapped(subject, Flaw::None)
 }
 
-fn with_fault(clean: &Clean, scenario: &Scenario, fault: Fault) -> Subject {
-    wrapped(clean.build(scenario), fault)
+fn with_flaw(clean: &Clean, scenario: &Scenario, flaw: Flaw) -> Subject {
+    wrapped(clean.build(scenario), flaw)
 }
 
-fn wrapped(subject: Subject, fault: Fault) -> Subject {
-    let engine = Arc::new(Spelled {
-        inner: Arc::clone(&subject.engine),
+fn wrapped(subject: Subject, flaw: Flaw) -> Subject {
+    let spelled = Spelled {
         config: Mutex::new(None),
         read: subject.text.clone(),
         chunks: Arc::default(),
-        fault,
-    });
-    Subject { engine, ..subject }
+        flaw,
+    };
+    faulty(subject, spelled)
 }
 
 /// The number of words after which an answer ends by itself.
 const OWN_END_WORDS: u32 = 24;
 
 struct Spelled {
-    inner: Arc<dyn LLMEngine>,
     /// The declaration of the engine of tokens.
     config: Mutex<Option<EngineConfig>>,
     /// Decodes its tokens, if they have texts of their own.
     read: Option<Detokenize>,
     /// The total number of chunks sent.
     chunks: Arc<AtomicU32>,
-    fault: Fault,
+    flaw: Flaw,
 }
 
 #[async_trait]
-impl LLMEngine for Spelled {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let inner = self.inner.start(ctx).await?;
-        *self.config.lock() = Some(inner.clone());
-        let mut config = inner;
+impl Fault for Spelled {
+    fn declare(&self, config: &mut EngineConfig) {
+        *self.config.lock() = Some(config.clone());
         config.vocab_size = None;
         config.canary = None;
         let can = &mut config.capabilities;
         can.inputs = BTreeSet::from([InputKind::Text, InputKind::Chat]);
         (can.resume, can.resume_as_prompt, can.max_logprobs) = (false, false, None);
-        Ok(config)
     }
 
     async fn generate(
         &self,
+        inner: &Arc<dyn LLMEngine>,
         mut request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let is_chat = matches!(&request.input, Input::Chat(_));
-        let mut prompt = if is_chat && self.fault == Fault::LosesChats {
+        let mut prompt = if is_chat && self.flaw == Flaw::LosesChats {
             vec![0]
         } else {
             read(&request.input)
@@ -172,43 +168,26 @@ impl LLMEngine for Spelled {
             config.check(&request)?;
         }
         let ends_itself = self.limit(&mut request);
-        let counted = if self.fault == Fault::CountsNoPrompt {
+        let counted = if self.flaw == Flaw::CountsNoPrompt {
             0
         } else {
             words
         };
         let ctx = ctx.with_prompt_tokens(counted);
-        let outputs = self.inner.generate(request, ctx).await?;
+        let outputs = inner.generate(request, ctx).await?;
         let writer = Writer {
-            fault: self.fault,
+            flaw: self.flaw,
             ends_itself,
             chunks: Arc::clone(&self.chunks),
             read: self.read.clone(),
         };
-        let text = outputs.flat_map(move |item| {
+        Ok(raw(outputs.flat_map(move |item| {
             let items = match item {
                 Ok(output) => writer.text_of(output),
                 Err(error) => vec![Err(error)],
             };
             stream::iter(items)
-        });
-        Ok(OutputStream::from_raw(Box::pin(text)))
-    }
-
-    async fn abort(&self, ctx: &RequestContext) {
-        self.inner.abort(ctx).await;
-    }
-
-    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
-        self.inner.drain(ctx).await
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.inner.cleanup().await
-    }
-
-    fn controls(&self) -> Option<&dyn EngineControls> {
-        self.inner.controls()
+        })))
     }
 }
 
@@ -221,7 +200,7 @@ impl Spelled {
         for token in prompt.iter_mut() {
             *token %= vocab_size;
         }
-        if self.fault == Fault::CutsPrompts {
+        if self.flaw == Flaw::CutsPrompts {
             let most = config.context_length_tokens.saturating_sub(5);
             prompt.truncate(usize::try_from(most).unwrap_or(usize::MAX));
         }
@@ -234,20 +213,13 @@ impl Spelled {
             return false;
         }
         let stop = &mut request.stop;
-        if stop.ignore_eos && self.fault != Fault::EndsAnyway {
+        if stop.ignore_eos && self.flaw != Flaw::EndsAnyway {
             return false;
         }
-        let least = match self.fault {
-            Fault::ForgetsMinTokens => 0,
-            Fault::None
-            | Fault::CountsCharacters
-            | Fault::CountsNothing
-            | Fault::EndsAnyway
-            | Fault::CountsNoPrompt
-            | Fault::CountsNoCancelledPrompt
-            | Fault::CutsPrompts
-            | Fault::LosesChats
-            | Fault::LosesSpaces => stop.min_tokens,
+        let least = if self.flaw == Flaw::ForgetsMinTokens {
+            0
+        } else {
+            stop.min_tokens
         };
         let own_end = OWN_END_WORDS.max(least);
         stop.ignore_eos = true;
@@ -282,7 +254,7 @@ fn sum(word: &str) -> TokenId {
 
 /// Writes the items of one request.
 struct Writer {
-    fault: Fault,
+    flaw: Flaw,
     /// Whether its limit is its own end.
     ends_itself: bool,
     chunks: Arc<AtomicU32>,
@@ -301,7 +273,7 @@ impl Writer {
                     finished.reason = FinishReason::Stop;
                 }
                 let is_cancelled = finished.reason == FinishReason::Cancelled;
-                if self.fault == Fault::CountsNoCancelledPrompt && is_cancelled {
+                if self.flaw == Flaw::CountsNoCancelledPrompt && is_cancelled {
                     finished.usage.prompt_tokens = 0;
                 }
                 before
@@ -321,24 +293,19 @@ impl Writer {
             None => self.words(tokens),
         };
         let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
-        let token_count = match self.fault {
-            Fault::CountsCharacters => count(text.len()),
-            Fault::CountsNothing => 0,
-            Fault::None
-            | Fault::EndsAnyway
-            | Fault::ForgetsMinTokens
-            | Fault::CountsNoPrompt
-            | Fault::CountsNoCancelledPrompt
-            | Fault::CutsPrompts
-            | Fault::LosesChats
-            | Fault::LosesSpaces => count(tokens.len()),
+        let token_count = if self.flaw == Flaw::CountsCharacters {
+            count(text.len())
+        } else if self.flaw == Flaw::CountsNothing {
+            0
+        } else {
+            count(tokens.len())
         };
         Output::Text(TextChunk { text, token_count })
     }
 
     fn words(&self, tokens: &[TokenId]) -> String {
         let number = self.chunks.fetch_add(1, Ordering::Relaxed);
-        let space = match self.fault == Fault::LosesSpaces && number % 7 == 3 {
+        let space = match self.flaw == Flaw::LosesSpaces && number % 7 == 3 {
             true => "",
             false => " ",
         };
