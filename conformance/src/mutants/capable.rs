@@ -162,21 +162,17 @@ pub fn capable(_scenario: &Scenario) -> Subject {
 /// The clean engine with a context of `context_length_tokens`, which may be small.
 #[must_use]
 pub fn with_context(context_length_tokens: u32) -> Subject {
-    of(Flaw::None, context_length_tokens)
+    built(Flaw::None, context_length_tokens, &[])
 }
 
 /// The engine with a flaw.
 pub(super) fn with_flaw(flaw: Flaw) -> Subject {
-    of(flaw, CONTEXT_LENGTH)
+    built(flaw, CONTEXT_LENGTH, &[])
 }
 
 /// The engine with a flaw and with declared deviations.
 pub(super) fn deviating(flaw: Flaw, deviations: &'static [Deviation]) -> Subject {
     built(flaw, CONTEXT_LENGTH, deviations)
-}
-
-fn of(flaw: Flaw, context_length_tokens: u32) -> Subject {
-    built(flaw, context_length_tokens, &[])
 }
 
 fn built(flaw: Flaw, context_length_tokens: u32, deviations: &'static [Deviation]) -> Subject {

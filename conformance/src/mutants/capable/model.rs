@@ -73,9 +73,7 @@ impl Sequence {
         }
         logits
     }
-}
 
-impl Sequence {
     /// Changes `logits` by up to half of `by`, like another order of summation. Deterministic for a sequence.
     pub(super) fn add_noise(&self, logits: &mut [f32], by: f32) {
         for (token, logit) in (0..).zip(logits) {
