@@ -10,7 +10,7 @@ mod deviations;
 mod disaggregated;
 mod embeddings;
 mod errors;
-mod fault;
+pub mod fault;
 mod finish;
 mod guided;
 mod kv_events;

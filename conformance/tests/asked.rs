@@ -3,63 +3,43 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+mod clean;
 
-use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, OutputStream, RequestContext,
-    StartContext, async_trait,
-};
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+
+use genset_backend_common::{EngineError, GenerateRequest, Input};
+use genset_conformance::mutants::fault::{Call, Fault, faulty};
 use genset_conformance::{Scenario, run_conformance};
-use genset_engine_sample::{SampleArgs, SampleEngine};
 use parking_lot::Mutex;
+
+use self::clean::clean;
 
 type Seen = Arc<Mutex<Vec<GenerateRequest>>>;
 
-/// The sample engine, which records its requests.
-struct Remembers {
-    inner: SampleEngine,
-    seen: Seen,
-}
+/// Records the requests of an engine.
+struct Remembers(Seen);
 
-#[async_trait]
-impl LLMEngine for Remembers {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        self.inner.start(ctx).await
-    }
-
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.seen.lock().push(request.clone());
-        self.inner.generate(request, ctx).await
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.inner.cleanup().await
+impl Fault for Remembers {
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        self.0.lock().push(call.request.clone());
+        Ok(())
     }
 }
 
-/// The requests of a run of the kit, and the engine's context length.
-fn asked() -> (Vec<GenerateRequest>, u32) {
-    let seen = Seen::default();
-    let args = SampleArgs {
-        vocab_size: 1000,
-        token_delay_ms: 1,
-    };
+/// The requests of a run of the kit on the clean engine, and the engine's context length.
+static ASKED: LazyLock<(Vec<GenerateRequest>, u32)> = LazyLock::new(|| {
+    let (clean, seen) = (clean(), Seen::default());
     let remembered = Arc::clone(&seen);
-    let report = run_conformance(move |_: &Scenario| Remembers {
-        inner: SampleEngine::from_args(&args),
-        seen: Arc::clone(&remembered),
+    let report = run_conformance(move |scenario: &Scenario| {
+        faulty(clean.build(scenario), Remembers(Arc::clone(&remembered)))
     });
     report.assert_conformant();
     let seen = seen.lock().clone();
     let longest = seen.iter().map(prompt_len).max().unwrap_or(0);
     // The longest possible prompt is one token shorter than the context.
     (seen, longest + 1)
-}
+});
 
 fn prompt_len(request: &GenerateRequest) -> u32 {
     request.prompt_tokens().unwrap_or(0)
@@ -67,7 +47,7 @@ fn prompt_len(request: &GenerateRequest) -> u32 {
 
 #[test]
 fn every_length_is_asked_for() {
-    let (seen, context) = asked();
+    let (seen, context) = (&ASKED.0, ASKED.1);
     let set = |of: fn(&GenerateRequest) -> u32| seen.iter().map(of).collect::<BTreeSet<u32>>();
     let missing = |name: &str, of: BTreeSet<u32>, wanted: &[u32]| {
         let missing: Vec<&u32> = wanted.iter().filter(|len| !of.contains(len)).collect();
@@ -104,7 +84,7 @@ fn every_length_is_asked_for() {
 
 #[test]
 fn every_sort_of_end_is_asked_for() {
-    let (seen, context) = asked();
+    let (seen, context) = (&ASKED.0, ASKED.1);
     type Holds = fn(&GenerateRequest, u32) -> bool;
     let sorts: [(&str, Holds); 7] = [
         ("no max_tokens", |request, _| {
@@ -151,7 +131,7 @@ fn every_sort_of_end_is_asked_for() {
 /// An earlier prompt is sent again, whole and in part, and with another beginning.
 #[test]
 fn prompts_of_several_blocks_are_sent_again() {
-    let (seen, _) = asked();
+    let seen = &ASKED.0;
     let prompts: Vec<&[u32]> = seen
         .iter()
         .filter_map(|request| match &request.input {

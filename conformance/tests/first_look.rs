@@ -5,24 +5,25 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use genset_backend_common::{
-    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
-    OutputStream, RequestContext, StartContext, async_trait,
-};
+use genset_backend_common::{EngineConfig, EngineError, LLMEngine, StartContext, async_trait};
 use genset_conformance::mutants::capable::capable;
+use genset_conformance::mutants::fault::{Fault, faulty};
 use genset_conformance::{
-    Factory, Options, Scenario, SkipReason, Subject, Verdict, find, run_check, run_conformance_with,
+    Factory, Options, Scenario, SkipReason, Verdict, find, run_check, run_conformance_with,
 };
 
 /// An engine whose first starts fail, counted across all engines of its factory.
 struct BadStarts {
-    inner: Arc<dyn LLMEngine>,
     left: Arc<AtomicU32>,
 }
 
 #[async_trait]
-impl LLMEngine for BadStarts {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+impl Fault for BadStarts {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
         let less = |left: u32| left.checked_sub(1);
         let is_bad = self
             .left
@@ -31,31 +32,7 @@ impl LLMEngine for BadStarts {
         if is_bad {
             return Err(EngineError::internal("the device is held"));
         }
-        self.inner.start(ctx).await
-    }
-
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.inner.generate(request, ctx).await
-    }
-
-    async fn abort(&self, ctx: &RequestContext) {
-        self.inner.abort(ctx).await;
-    }
-
-    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
-        self.inner.drain(ctx).await
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.inner.cleanup().await
-    }
-
-    fn controls(&self) -> Option<&dyn EngineControls> {
-        self.inner.controls()
+        inner.start(ctx).await
     }
 }
 
@@ -63,14 +40,8 @@ impl LLMEngine for BadStarts {
 fn after_bad_starts(count: u32) -> impl Factory {
     let left = Arc::new(AtomicU32::new(count));
     move |scenario: &Scenario| {
-        let capable = capable(scenario);
-        Subject {
-            engine: Arc::new(BadStarts {
-                inner: Arc::clone(&capable.engine),
-                left: Arc::clone(&left),
-            }),
-            ..capable
-        }
+        let left = Arc::clone(&left);
+        faulty(capable(scenario), BadStarts { left })
     }
 }
 

@@ -8,31 +8,19 @@
     reason = "tests may; clippy knows only the functions marked as tests"
 )]
 
+mod clean;
 mod in_real_time;
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
-use genset_conformance::mutants::{Clean, controls, corpus, slotted::slotted};
+use genset_conformance::mutants::{controls, corpus, slotted::slotted};
 use genset_conformance::{
     Factory, Scenario, SequenceFailure, SequenceOptions, Violated, replay_sequence, run_sequences,
 };
-use genset_engine_sample::{SampleArgs, SampleEngine};
 
-use self::in_real_time::InRealTime;
-
-fn sample() -> impl Factory {
-    let args = SampleArgs {
-        vocab_size: 1000,
-        token_delay_ms: 1,
-    };
-    move |_: &Scenario| SampleEngine::from_args(&args)
-}
-
-fn clean() -> Clean {
-    Arc::new(sample())
-}
+use self::clean::{clean, sample};
+use self::in_real_time::in_real_time;
 
 fn mutant(name: &str) -> impl Factory {
     let mutant = corpus().find(|mutant| mutant.name == name);
@@ -82,11 +70,8 @@ fn the_other_clean_engines_pass() {
 
 #[test]
 fn an_engine_in_real_time_passes() {
-    let args = SampleArgs {
-        vocab_size: 1000,
-        token_delay_ms: 1,
-    };
-    let factory = move |_: &Scenario| InRealTime(Arc::new(SampleEngine::from_args(&args)));
+    let clean = clean();
+    let factory = move |scenario: &Scenario| in_real_time(clean.build(scenario));
     let options = SequenceOptions {
         cases: 8,
         ..options()

@@ -13,14 +13,21 @@ use super::Clean;
 use crate::subject::{Scenario, Subject};
 
 /// A request and its context.
-pub(super) struct Call {
-    pub(super) request: GenerateRequest,
-    pub(super) ctx: RequestContext,
+#[derive(Debug)]
+pub struct Call {
+    /// The request.
+    pub request: GenerateRequest,
+    /// Its context.
+    pub ctx: RequestContext,
 }
 
 /// One fault. `inner` is the clean engine.
 #[async_trait]
-pub(super) trait Fault: Send + Sync + 'static {
+pub trait Fault: Send + Sync + 'static {
+    /// In place of the clean engine's start.
+    ///
+    /// # Errors
+    /// As [`LLMEngine::start`].
     async fn start(
         &self,
         inner: &Arc<dyn LLMEngine>,
@@ -38,6 +45,10 @@ pub(super) trait Fault: Send + Sync + 'static {
     /// Changes the declaration of a successful start. A fault with its own `start` declares there.
     fn declare(&self, _config: &mut EngineConfig) {}
 
+    /// In place of the clean engine's answer.
+    ///
+    /// # Errors
+    /// As [`LLMEngine::generate`].
     async fn generate(
         &self,
         inner: &Arc<dyn LLMEngine>,
@@ -51,7 +62,10 @@ pub(super) trait Fault: Send + Sync + 'static {
         Ok(self.answer(&call, outputs))
     }
 
-    /// Changes what the clean engine is asked, or refuses it. A fault with its own `generate` does it there.
+    /// Changes what the clean engine is asked. A fault with its own `generate` does it there.
+    ///
+    /// # Errors
+    /// Refuses the request.
     fn ask(&self, _call: &mut Call) -> Result<(), EngineError> {
         Ok(())
     }
@@ -61,10 +75,15 @@ pub(super) trait Fault: Send + Sync + 'static {
         outputs
     }
 
+    /// In place of the clean engine's abort.
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
         inner.abort(ctx).await;
     }
 
+    /// In place of the clean engine's drain.
+    ///
+    /// # Errors
+    /// As [`LLMEngine::drain`].
     async fn drain(
         &self,
         inner: &Arc<dyn LLMEngine>,
@@ -73,10 +92,15 @@ pub(super) trait Fault: Send + Sync + 'static {
         inner.drain(ctx).await
     }
 
+    /// In place of the clean engine's cleanup.
+    ///
+    /// # Errors
+    /// As [`LLMEngine::cleanup`].
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
         inner.cleanup().await
     }
 
+    /// In place of the clean engine's controls.
     fn controls<'a>(&'a self, inner: &'a Arc<dyn LLMEngine>) -> Option<&'a dyn EngineControls> {
         inner.controls()
     }
@@ -120,7 +144,7 @@ impl<F: Fault> LLMEngine for Faulty<F> {
 }
 
 /// `subject` with `fault`; keeps the probe, if there is one.
-pub(super) fn faulty(subject: Subject, fault: impl Fault) -> Subject {
+pub fn faulty(subject: Subject, fault: impl Fault) -> Subject {
     Subject {
         engine: Arc::new(Faulty {
             inner: subject.engine,
@@ -136,7 +160,11 @@ pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) 
 }
 
 /// An engine with a fault in the declaration.
-pub(super) struct Declares(pub(super) fn(&mut EngineConfig));
+#[derive(Debug)]
+pub struct Declares(
+    /// Changes the declaration.
+    pub fn(&mut EngineConfig),
+);
 
 impl Fault for Declares {
     fn declare(&self, config: &mut EngineConfig) {
@@ -269,7 +297,7 @@ pub(super) fn is_last(item: &Result<Output, EngineError>) -> bool {
 }
 
 /// Drops `held` with the last item of a stream, or with the stream.
-pub(super) fn held_to_end(outputs: OutputStream, held: impl Send + 'static) -> OutputStream {
+pub fn held_to_end(outputs: OutputStream, held: impl Send + 'static) -> OutputStream {
     let mut held = Some(held);
     raw(outputs.inspect(move |item| {
         if is_last(item) {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use genset_conformance::mutants::capable::capable;
+use genset_conformance::mutants::fault::faulty;
 use genset_conformance::mutants::{Clean, corpus};
 use genset_conformance::{Factory, Scenario, Verdict, find, run_check};
 
-use super::{Blocks, Full, Seats, in_real_time, is_sound_in_real_time, sample};
+use super::{Blocks, Full, in_real_time, is_sound_in_real_time, sample, seats};
 
 #[test]
 fn an_engine_that_keeps_its_pace_is_told_from_one_that_rushes() {
@@ -38,15 +39,15 @@ fn thirty_milliseconds_for_a_token() {
 
 #[test]
 fn one_seat_and_the_others_are_refused() {
-    is_sound_in_real_time(|| Seats::new(1, Full::AtOnce));
+    is_sound_in_real_time(|| seats(1, Full::AtOnce));
 }
 
 #[test]
 fn two_seats_and_the_others_are_refused_in_their_streams() {
-    is_sound_in_real_time(|| Seats::new(2, Full::InTheStream));
+    is_sound_in_real_time(|| seats(2, Full::InTheStream));
 }
 
 #[test]
 fn answers_in_blocks_of_32_tokens() {
-    is_sound_in_real_time(|| Blocks(sample(1000, 0)));
+    is_sound_in_real_time(|| faulty(sample(1000, 0), Blocks));
 }
