@@ -277,9 +277,7 @@ const DRAWS: u64 = 3;
 
 async fn hot_matches(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    if !live.can(SamplingOption::Temperature) {
-        skip!(NotDeclared, "the engine does not declare temperature");
-    }
+    live.needs(SamplingOption::Temperature)?;
     let text = reader(&live)?;
     let mut cases = texts();
     cases.push(Case::schema(json!({ "enum": ["north", "south", 7, null] })));

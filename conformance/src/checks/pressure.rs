@@ -4,9 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use genset_backend_common::{
-    EngineError, ErrorKind, FinishReason, GenerateRequest, Output, config::SamplingOption,
-};
+use genset_backend_common::{EngineError, ErrorKind, FinishReason, GenerateRequest, Output};
 use tokio::time::{Instant, timeout};
 
 use crate::answer::Answer;
@@ -33,11 +31,7 @@ pub(super) fn request(
     seed: u64,
     max_tokens: u32,
 ) -> GenerateRequest {
-    let mut request = live.request(prompt_len, max_tokens);
-    request.input = live.input(live.prompt(prompt_len, seed));
-    let can = &live.config.capabilities.sampling;
-    request.sampling.temperature = can.contains(&SamplingOption::Temperature).then_some(0.0);
-    request
+    live.greedy(live.prompt(prompt_len, seed), max_tokens)
 }
 
 /// A request that does not end by itself during a check.

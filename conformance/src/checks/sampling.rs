@@ -125,9 +125,7 @@ async fn greedy_repeats(trial: Trial) -> CheckResult {
 
 async fn same_seed(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    if !live.can(SamplingOption::Seed) {
-        skip!(NotDeclared, "the engine does not declare seed");
-    }
+    live.needs(SamplingOption::Seed)?;
     for seed in 0..3 {
         let mut request = free(&live, seed);
         request.sampling.seed = Some(seed + 7);
@@ -143,12 +141,8 @@ async fn same_seed(trial: Trial) -> CheckResult {
 
 async fn different_seeds(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    if !live.can(SamplingOption::Seed) || !live.can(SamplingOption::Temperature) {
-        skip!(
-            NotDeclared,
-            "the engine does not declare temperature and seed"
-        );
-    }
+    live.needs(SamplingOption::Seed)?;
+    live.needs(SamplingOption::Temperature)?;
     if !has_a_choice(&live).await? {
         skip!(
             NotDeclared,
@@ -189,9 +183,7 @@ async fn has_a_choice(live: &Live) -> Result<bool, Stop> {
 /// The default is greedy for most engines, but may be documented otherwise; it counts only if it repeats itself.
 async fn temperature_zero(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    if !live.can(SamplingOption::Temperature) {
-        skip!(NotDeclared, "the engine does not declare temperature");
-    }
+    live.needs(SamplingOption::Temperature)?;
     for seed in 0..3 {
         let mut default = greedy(&live, seed);
         default.sampling.temperature = None;
@@ -215,9 +207,7 @@ async fn temperature_zero(trial: Trial) -> CheckResult {
 
 async fn top_k_one(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    if !live.can(SamplingOption::TopK) {
-        skip!(NotDeclared, "the engine does not declare top_k");
-    }
+    live.needs(SamplingOption::TopK)?;
     for seed in 0..3 {
         let reference = generated(&live, greedy(&live, seed)).await?;
         let mut request = free(&live, seed);
@@ -236,9 +226,7 @@ const FORCED_FROM: usize = 1000;
 
 async fn bias(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    if !live.can(SamplingOption::LogitBias) {
-        skip!(NotDeclared, "the engine does not declare logit_bias");
-    }
+    live.needs(SamplingOption::LogitBias)?;
     let reference = generated(&live, greedy(&live, 0)).await?;
     let banned = reference.units()[0];
     let mut request = greedy(&live, 0);

@@ -149,12 +149,8 @@ fn draw(live: &Live, request: &mut GenerateRequest, seed: u64) {
 
 fn draws(live: &Live) -> CheckResult {
     needs_exact(live)?;
-    if !live.can(SamplingOption::Seed) || !live.can(SamplingOption::Temperature) {
-        skip!(
-            NotDeclared,
-            "the engine does not declare temperature and seed"
-        );
-    }
+    live.needs(SamplingOption::Seed)?;
+    live.needs(SamplingOption::Temperature)?;
     Ok(())
 }
 

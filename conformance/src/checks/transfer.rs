@@ -264,12 +264,8 @@ async fn dropped_decode(trial: Trial) -> CheckResult {
 
 async fn same_draws(trial: Trial) -> CheckResult {
     let whole = trial.start().await?;
-    if !whole.can(SamplingOption::Seed) || !whole.can(SamplingOption::Temperature) {
-        skip!(
-            NotDeclared,
-            "the engine does not declare temperature and seed"
-        );
-    }
+    whole.needs(SamplingOption::Seed)?;
+    whole.needs(SamplingOption::Temperature)?;
     let first = trial.start_as(Role::Prefill).await?;
     let second = trial.start_as(Role::Decode).await?;
     for seed in 0..3 {

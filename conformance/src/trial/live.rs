@@ -191,6 +191,17 @@ impl Live {
         self.config.capabilities.sampling.contains(&option)
     }
 
+    /// Skips a check of a sampling option that the engine does not declare.
+    ///
+    /// # Errors
+    /// The skip.
+    pub(crate) fn needs(&self, option: SamplingOption) -> Result<(), Stop> {
+        if !self.can(option) {
+            skip!(NotDeclared, "the engine does not declare {option}");
+        }
+        Ok(())
+    }
+
     /// Skips a check of `min_tokens` if the engine declares that it does not keep them. DT09 checks that it refuses them.
     ///
     /// # Errors

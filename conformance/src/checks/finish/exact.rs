@@ -294,9 +294,7 @@ const FORCED: f32 = 100.0;
 pub(super) async fn min_tokens_ban_no_other(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     live.needs_min_tokens()?;
-    if !live.can(SamplingOption::LogitBias) {
-        skip!(NotDeclared, "the engine does not declare logit_bias");
-    }
+    live.needs(SamplingOption::LogitBias)?;
     for forced in [0, live.token(1)] {
         let max_tokens = number(PLACE);
         let mut request = live.greedy(live.prompt(PROMPT_TOKENS, 0), max_tokens);

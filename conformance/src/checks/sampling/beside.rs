@@ -3,7 +3,7 @@
 use genset_backend_common::{GenerateRequest, config::SamplingOption};
 
 use super::{answered, free, greedy};
-use crate::check::{CheckResult, skip};
+use crate::check::CheckResult;
 use crate::checks::near::{self, Choice, Pair};
 use crate::checks::pressure::{ensure_room_for, slots};
 use crate::trial::{Live, Trial};
@@ -26,9 +26,7 @@ fn prompts(live: &Live, wanted: u64) -> u64 {
 pub(super) async fn seeded_beside_seeded(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     ensure_room_for(&live, 2)?;
-    if !live.can(SamplingOption::Seed) {
-        skip!(NotDeclared, "the engine does not declare seed");
-    }
+    live.needs(SamplingOption::Seed)?;
     let seeded = |prompt, seed| {
         let mut request = near::rated(&live, free(&live, prompt));
         request.sampling.seed = Some(seed);
@@ -57,9 +55,7 @@ pub(super) async fn seeded_beside_seeded(trial: Trial) -> CheckResult {
 pub(super) async fn greedy_beside_hot(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     ensure_room_for(&live, 2)?;
-    if !live.can(SamplingOption::Temperature) {
-        skip!(NotDeclared, "the engine does not declare temperature");
-    }
+    live.needs(SamplingOption::Temperature)?;
     let mut pairs: Vec<Pair> = Vec::new();
     for prompt in 0..prompts(&live, 3) {
         let own = near::rated(&live, greedy(&live, prompt));

@@ -57,12 +57,8 @@ const PROMPT_TIMES: u32 = 62;
 pub(super) async fn prompt_counts_where_declared(trial: Trial) -> CheckResult {
     use SamplingOption::{FrequencyPenalty, LogitBias};
     let live = trial.start().await?;
-    if !live.can(LogitBias) || !live.can(FrequencyPenalty) {
-        skip!(
-            NotDeclared,
-            "the engine does not declare logit_bias and frequency_penalty"
-        );
-    }
+    live.needs(LogitBias)?;
+    live.needs(FrequencyPenalty)?;
     if live.config.context_length_tokens <= PROMPT_TIMES {
         skip!(Level, "a prompt of {PROMPT_TIMES} tokens is too long");
     }

@@ -189,9 +189,7 @@ fn median(mut values: Vec<f32>) -> f32 {
 
 /// The number of candidates that the engine shows.
 fn shown(live: &Live) -> Result<usize, Stop> {
-    if !live.can(SamplingOption::Temperature) {
-        skip!(NotDeclared, "the engine does not declare temperature");
-    }
+    live.needs(SamplingOption::Temperature)?;
     let shown = live.config.capabilities.max_logprobs.unwrap_or(0);
     if shown < 2 {
         skip!(

@@ -44,9 +44,7 @@ const TRIES: u64 = 8;
 
 pub(super) async fn unseeded_differ(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    if !live.can(SamplingOption::Temperature) {
-        skip!(NotDeclared, "the engine does not declare temperature");
-    }
+    live.needs(SamplingOption::Temperature)?;
     if !has_a_choice(&live).await? && !seeds_differ(&live).await? {
         skip!(
             NotDeclared,
