@@ -120,19 +120,29 @@ async fn same_as_aggregated(trial: Trial) -> CheckResult {
     let first = trial.start_as(Role::Prefill).await?;
     let second = trial.start_as(Role::Decode).await?;
     for seed in 0..3 {
-        let request = request(&whole, seed);
-        let ctx = whole.context(&request);
-        let expected = whole.answer(request.clone()).await?.tokens();
-        let (begun, transfer) = prefill(&first, &request, &ctx).await?;
-        let ended = decode(&second, &request, transfer, &ctx).await?;
-        ensure!(
-            begun.tokens().first() == expected.first() && ended.tokens() == expected,
-            "prefill gave {:?} and decode {:?} ({:?}), one instance {expected:?}",
-            begun.tokens(),
-            ended.tokens(),
-            ended.error()
-        );
+        ensure_as_one(&whole, [&first, &second], request(&whole, seed), "").await?;
     }
+    Ok(())
+}
+
+/// The legs of a request must answer as `whole` does. `how` begins the failure.
+pub(super) async fn ensure_as_one(
+    whole: &Live,
+    [first, second]: [&Live; 2],
+    request: GenerateRequest,
+    how: &str,
+) -> CheckResult {
+    let ctx = whole.context(&request);
+    let expected = whole.answer(request.clone()).await?.tokens();
+    let (begun, transfer) = prefill(first, &request, &ctx).await?;
+    let ended = decode(second, &request, transfer, &ctx).await?;
+    ensure!(
+        begun.tokens().first() == expected.first() && ended.tokens() == expected,
+        "{how}prefill gave {:?} and decode {:?} ({:?}), one instance {expected:?}",
+        begun.tokens(),
+        ended.tokens(),
+        ended.error()
+    );
     Ok(())
 }
 

@@ -173,11 +173,8 @@ async fn is_refused(live: &Live, request: GenerateRequest, kind: ErrorKind) -> C
 /// The longest context to fill in real time: a few seconds of prefill on a slow CPU.
 const REAL_TIME_CONTEXT_TOKENS: u32 = 2048;
 
-/// The number of tokens that the prompt leaves free in the context.
-const ROOM_TOKENS: u32 = 5;
-
-async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
-    let live = trial.start().await?;
+/// The length of the context, in tokens. Skips a check that fills it if that takes too long.
+fn context_to_fill(live: &Live) -> Result<u32, Stop> {
     let context = live.config.context_length_tokens;
     let longest = match live.trial.keeps_virtual_time() {
         true => LONGEST_PROMPT_TOKENS,
@@ -189,6 +186,15 @@ async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
             "it takes too long to fill a context of {context} tokens"
         );
     }
+    Ok(context)
+}
+
+/// The number of tokens that the prompt leaves free in the context.
+const ROOM_TOKENS: u32 = 5;
+
+async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
+    let live = trial.start().await?;
+    let context = context_to_fill(&live)?;
     let mut is_tried = false;
     let mut room = ROOM_TOKENS.min(context.saturating_sub(1));
     let prompt_len = words_of(&live, context - room).await?;

@@ -65,6 +65,12 @@ impl Index {
         Self::following(&live.start.kv_events)
     }
 
+    /// The number of blocks at the start of `chain` that are live.
+    fn known(&self, chain: &[BlockHash]) -> usize {
+        let is_live = |block: &&BlockHash| self.live.contains_key(block);
+        chain.iter().take_while(is_live).count()
+    }
+
     /// Reads events until `is_done`.
     async fn until(
         &mut self,
@@ -395,10 +401,7 @@ async fn events_tell_reuse(trial: Trial) -> CheckResult {
     for prompt in [&first, &branch, &other, &first, &branch] {
         index.read()?;
         let blocks = chain(&live, prompt);
-        let published = blocks
-            .iter()
-            .take_while(|block| index.live.contains_key(block))
-            .count();
+        let published = index.known(&blocks);
         let (_, cached) = send(&live, prompt).await?;
         let Some(cached) = cached else {
             skip!(NoProbe, "the engine does not count cached tokens");
@@ -416,6 +419,10 @@ async fn within_total(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut index = Index::of(&live);
     fill(&live, &mut index).await?;
+    ensure_within_total(&live, &index)
+}
+
+fn ensure_within_total(live: &Live, index: &Index) -> CheckResult {
     let total = live.config.kv_total_blocks.unwrap_or(u64::MAX);
     ensure!(
         u64::try_from(index.peak).is_ok_and(|peak| peak <= total),

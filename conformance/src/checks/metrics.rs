@@ -23,6 +23,7 @@ use genset_backend_common::{
     CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output,
     handles::Load,
 };
+use tokio::sync::watch;
 
 use super::lifecycle::config_of_a_start;
 use super::pressure::{long_request, one_after_the_other};
@@ -124,15 +125,21 @@ async fn every_end(live: &Live) -> CheckResult {
     Ok(())
 }
 
+/// Skips a check of the load if none is published.
+async fn ensure_published(trial: &Trial, load: &mut watch::Receiver<Load>) -> CheckResult {
+    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
+    if !matches!(is_published, Ok(Ok(()))) {
+        skip!(NotDeclared, "the engine publishes no load");
+    }
+    Ok(())
+}
+
 async fn load_returns(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut load = live.start.load.subscribe();
     let mut running = live.generate(live.busy_request(0, 64)).await?;
     running.read_tokens(1).await?;
-    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
-    if !matches!(is_published, Ok(Ok(()))) {
-        skip!(NotDeclared, "the engine publishes no load");
-    }
+    ensure_published(&trial, &mut load).await?;
     drop(running.finish().await?);
     every_end(&live).await?;
     let idle = load.wait_for(|load| load.running_requests == 0 && load.waiting_requests == 0);
@@ -175,10 +182,7 @@ async fn true_load(trial: Trial) -> CheckResult {
     let mut load = live.start.load.subscribe();
     let all = long_ones(&live).await?;
     let counted = u32::try_from(all.len()).unwrap_or(COUNTED);
-    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
-    if !matches!(is_published, Ok(Ok(()))) {
-        skip!(NotDeclared, "the engine publishes no load");
-    }
+    ensure_published(&trial, &mut load).await?;
     // More is correct too: a live worker may have other clients.
     let is_all =
         |load: &Load| load.running_requests.saturating_add(load.waiting_requests) >= counted;
@@ -213,10 +217,7 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
     let mut load = live.start.load.subscribe();
     let mut first = live.generate(long_request(&live, 0)).await?;
     first.read_tokens(1).await?;
-    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
-    if !matches!(is_published, Ok(Ok(()))) {
-        skip!(NotDeclared, "the engine publishes no load");
-    }
+    ensure_published(&trial, &mut load).await?;
     // Read the streams meanwhile: an engine may compute only what is read, and let the others wait inside `generate`.
     let is_refused = AtomicBool::new(false);
     let others = (1..most + QUEUED).map(|seed| read_long(&live, u64::from(seed), &is_refused));

@@ -9,7 +9,7 @@ use genset_backend_common::{
 };
 use serde_json::json;
 
-use super::disaggregated::{decode, prefill, request};
+use super::disaggregated::{decode, ensure_as_one, prefill, request};
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::running::Running;
@@ -272,17 +272,7 @@ async fn same_draws(trial: Trial) -> CheckResult {
         let mut request = request(&whole, seed);
         request.sampling.temperature = Some(1.0);
         request.sampling.seed = Some(seed);
-        let ctx = whole.context(&request);
-        let expected = whole.answer(request.clone()).await?.tokens();
-        let (begun, transfer) = prefill(&first, &request, &ctx).await?;
-        let ended = decode(&second, &request, transfer, &ctx).await?;
-        ensure!(
-            begun.tokens().first() == expected.first() && ended.tokens() == expected,
-            "with a seed prefill gave {:?} and decode {:?} ({:?}), one instance {expected:?}",
-            begun.tokens(),
-            ended.tokens(),
-            ended.error()
-        );
+        ensure_as_one(&whole, [&first, &second], request, "with a seed ").await?;
     }
     Ok(())
 }

@@ -2,32 +2,16 @@
 
 use genset_backend_common::output::FinishReason;
 
-use crate::check::{CheckResult, ensure, fail, skip};
+use super::context_to_fill;
+use crate::check::{CheckResult, ensure, fail};
 use crate::trial::{Live, Trial};
 
 /// More than the default limits of engines for answers without a limit.
 const ROOM_TOKENS: u32 = 40;
 
-/// The longest prompt that is made: 16 MiB of token ids.
-const LONGEST_PROMPT_TOKENS: u32 = 1 << 22;
-
-/// The longest prompt in real time: a few seconds of prefill on a slow CPU.
-const LONGEST_IN_REAL_TIME: u32 = 2048;
-
 pub(super) async fn used_to_the_last_token(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let context = live.config.context_length_tokens;
-    let longest = if live.trial.keeps_virtual_time() {
-        LONGEST_PROMPT_TOKENS
-    } else {
-        LONGEST_IN_REAL_TIME
-    };
-    if context > longest {
-        skip!(
-            Level,
-            "it takes too long to fill a context of {context} tokens"
-        );
-    }
+    let context = context_to_fill(&live)?;
     let room = ROOM_TOKENS.min(context / 2).max(1);
     for (room, max_tokens) in [
         (room, None),

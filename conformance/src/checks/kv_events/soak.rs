@@ -4,7 +4,10 @@ use futures_util::future::join_all;
 use genset_backend_common::random::{STEP, mix};
 use genset_backend_common::{CancelReason, TokenId};
 
-use super::{GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, greedy, send};
+use super::{
+    GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, ensure_within_total,
+    greedy, send,
+};
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
@@ -145,10 +148,7 @@ async fn compare(
 async fn compare_one(live: &Live, prompt: &[TokenId], index: &mut Index) -> CheckResult {
     index.read()?;
     let blocks = chain(live, prompt);
-    let known = blocks
-        .iter()
-        .take_while(|block| index.live.contains_key(block))
-        .count();
+    let known = index.known(&blocks);
     let (_, cached) = send(live, prompt).await?;
     let Some(cached) = cached else {
         skip!(NoProbe, "the engine does not count cached tokens");
@@ -171,11 +171,5 @@ fn ensure_sound(live: &Live, index: &Index) -> CheckResult {
         "{} blocks were removed that were not there",
         index.unknown_removals.len()
     );
-    let total = live.config.kv_total_blocks.unwrap_or(u64::MAX);
-    ensure!(
-        u64::try_from(index.peak).is_ok_and(|peak| peak <= total),
-        "{} blocks were live by the events, of {total} that there are",
-        index.peak
-    );
-    Ok(())
+    ensure_within_total(live, index)
 }

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
 use futures_util::future::join_all;
 use genset_backend_common::{EngineError, ErrorKind, LLMEngine, StartContext};
-use genset_wire::{FrameKind, PROTOCOL_VERSION, encode_frame, encode_payload};
+use genset_wire::{FrameKind, PROTOCOL_VERSION};
 
 use super::supervise;
 use super::tracks::{Tracks, exists, kill};
-use super::worker::hello;
+use super::worker::{encoded, framed, hello};
 use crate::check::{CheckResult, Stop, ensure, fail};
 use crate::subject::{ChildCommand, Subject};
 use crate::trial::{Live, Trial};
@@ -175,7 +174,12 @@ pub(super) async fn refuses_other_version(trial: &Trial) -> CheckResult {
 
 pub(super) async fn broken_frames(trial: Trial) -> CheckResult {
     let greeted = greets(PROTOCOL_VERSION)?;
-    let whole = frame(FrameKind::Item, b"an item")?;
+    // On a stream that no worker has open this early.
+    let whole = framed(
+        FrameKind::Item,
+        1_000_000,
+        &encoded(&b"an item".as_slice())?,
+    )?;
     let half = whole.get(..whole.len() / 2).unwrap_or_default();
     let cases = [
         ("breaks off in a frame", writes(half)),
@@ -195,14 +199,4 @@ pub(super) async fn broken_frames(trial: Trial) -> CheckResult {
         );
     }
     Ok(())
-}
-
-/// A frame on a stream that no worker has open this early.
-fn frame(kind: FrameKind, payload: &[u8]) -> Result<BytesMut, Stop> {
-    let mut bytes = BytesMut::new();
-    let encoded = encode_payload(&payload)
-        .map_err(|error| Stop::Fail(format!("the kit cannot encode a payload: {error}")))?;
-    encode_frame(kind, 1_000_000, &encoded, &mut bytes)
-        .map_err(|error| Stop::Fail(format!("the kit cannot encode a frame: {error}")))?;
-    Ok(bytes)
 }

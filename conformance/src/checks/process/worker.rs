@@ -87,7 +87,7 @@ fn broken(what: &str, error: &dyn std::fmt::Display) -> Stop {
     Stop::Fail(format!("{what}: {error}"))
 }
 
-fn encoded<T: Serialize>(value: &T) -> Result<Vec<u8>, Stop> {
+pub(super) fn encoded<T: Serialize>(value: &T) -> Result<Vec<u8>, Stop> {
     encode_payload(value).map_err(|error| broken("the kit cannot encode a payload", &error))
 }
 
@@ -104,8 +104,12 @@ pub(super) fn hello(version: u16) -> Result<BytesMut, Stop> {
         has_secret: false,
         nonce: Bytes::new(),
     };
+    framed(FrameKind::Hello, 0, &encoded(&hello)?)
+}
+
+pub(super) fn framed(kind: FrameKind, stream: u32, payload: &[u8]) -> Result<BytesMut, Stop> {
     let mut bytes = BytesMut::new();
-    encode_frame(FrameKind::Hello, 0, &encoded(&hello)?, &mut bytes)
+    encode_frame(kind, stream, payload, &mut bytes)
         .map_err(|error| broken("the kit cannot encode a frame", &error))?;
     Ok(bytes)
 }
@@ -237,10 +241,7 @@ impl Worker {
         stream: u32,
         payload: &[u8],
     ) -> Result<(), Stop> {
-        let mut bytes = BytesMut::new();
-        encode_frame(kind, stream, payload, &mut bytes)
-            .map_err(|error| broken("the kit cannot encode a frame", &error))?;
-        self.write(&bytes)
+        self.write(&framed(kind, stream, payload)?)
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), Stop> {
