@@ -30,15 +30,8 @@ impl Answer {
     /// All tokens, including those of the terminal; empty for an answer in text.
     #[must_use]
     pub fn tokens(&self) -> Vec<TokenId> {
-        let mut tokens = Vec::new();
-        for output in self.items.iter().flatten() {
-            match output {
-                Output::Tokens(chunk) => tokens.extend_from_slice(&chunk.token_ids),
-                Output::Finished(finished) => tokens.extend_from_slice(&finished.last.token_ids),
-                Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {}
-            }
-        }
-        tokens
+        let ids = |chunk: &TokenChunk| chunk.token_ids.to_vec();
+        self.chunks().flat_map(ids).collect()
     }
 
     /// The text of an answer in text.
@@ -56,15 +49,12 @@ impl Answer {
     /// The log probabilities of all tokens, including those of the terminal.
     #[must_use]
     pub fn logprobs(&self) -> Vec<TokenLogprob> {
-        let mut logprobs = Vec::new();
-        for output in self.items.iter().flatten() {
-            match output {
-                Output::Tokens(chunk) => logprobs.extend_from_slice(&chunk.logprobs),
-                Output::Finished(finished) => logprobs.extend_from_slice(&finished.last.logprobs),
-                Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {}
-            }
-        }
-        logprobs
+        let logprobs = |chunk: &TokenChunk| chunk.logprobs.clone();
+        self.chunks().flat_map(logprobs).collect()
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = &TokenChunk> {
+        self.items.iter().flatten().filter_map(chunk_of)
     }
 
     /// Its tokens from index `first` on, with their log probabilities, without the end.
@@ -109,6 +99,15 @@ impl Answer {
     }
 }
 
+/// The tokens of an item, or `None` if it is of another kind.
+pub(crate) fn chunk_of(output: &Output) -> Option<&TokenChunk> {
+    match output {
+        Output::Tokens(chunk) => Some(chunk),
+        Output::Finished(finished) => Some(&finished.last),
+        Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => None,
+    }
+}
+
 /// Generated tokens or text. Two values are equal if their tokens or texts are equal: how an answer is split into items is the
 /// engine's choice.
 #[derive(Clone, Default)]
@@ -142,14 +141,12 @@ impl Generated {
     pub fn push(&mut self, output: &Output) {
         let tokens = usize::try_from(output.token_count()).unwrap_or(usize::MAX);
         self.tokens = self.tokens.saturating_add(tokens);
-        match output {
-            Output::Tokens(chunk) => self.units.extend_from_slice(&chunk.token_ids),
-            Output::Finished(finished) => self.units.extend_from_slice(&finished.last.token_ids),
-            Output::Text(chunk) => {
-                self.is_text = true;
-                self.units.extend(chunk.text.chars().map(u32::from));
-            }
-            Output::Embeddings(_) | Output::Scores(_) => {}
+        if let Some(chunk) = chunk_of(output) {
+            self.units.extend_from_slice(&chunk.token_ids);
+        }
+        if let Output::Text(chunk) = output {
+            self.is_text = true;
+            self.units.extend(chunk.text.chars().map(u32::from));
         }
     }
 

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::supervisor::refuses_other_version;
 use super::worker::{Arrival, Worker, hello};
+use crate::answer::chunk_of;
 use crate::check::{CheckResult, Stop, ensure, fail};
 use crate::medium::Medium;
 use crate::trial::Trial;
@@ -373,15 +374,11 @@ pub(super) async fn whole_answers(trial: Trial) -> CheckResult {
 }
 
 fn ensure_in_vocabulary(config: &EngineConfig, output: &Output) -> CheckResult {
-    let Some(vocab_size) = config.vocab_size.map(std::num::NonZeroU32::get) else {
+    let (Some(vocab_size), Some(chunk)) = (config.vocab_size, chunk_of(output)) else {
         return Ok(());
     };
-    let tokens = match output {
-        Output::Tokens(chunk) => &chunk.token_ids,
-        Output::Finished(finished) => &finished.last.token_ids,
-        Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => return Ok(()),
-    };
-    if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
+    let vocab_size = vocab_size.get();
+    if let Some(token) = chunk.token_ids.iter().find(|token| **token >= vocab_size) {
         fail!("token {token} is not in the vocabulary of {vocab_size}");
     }
     Ok(())
