@@ -257,26 +257,19 @@ async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop>
         capabilities: Some(can.clone()),
     };
     let is_virtual_time = can.virtual_time && may_be_virtual;
-    let medium = live.medium();
-    if is_virtual_time {
-        return Ok(Acquaintance {
-            is_virtual_time,
-            limits: Limits::virtual_time(Duration::ZERO),
-            threaded_limits: Limits::default(),
-            profiles,
-            medium,
-            engine,
-        });
-    }
-    let limits = warm_up(&live)
-        .await
-        .map_or_else(|_| Limits::default(), Limits::scaled);
+    // The pace of an engine with virtual time is measured on a paused clock.
+    let limits = match is_virtual_time {
+        true => Limits::default(),
+        false => warm_up(&live)
+            .await
+            .map_or_else(|_| Limits::default(), Limits::scaled),
+    };
     Ok(Acquaintance {
         is_virtual_time,
         limits,
         threaded_limits: limits,
         profiles,
-        medium,
+        medium: live.medium(),
         engine,
     })
 }
