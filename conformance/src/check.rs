@@ -3,36 +3,27 @@
 use std::fmt;
 use std::pin::Pin;
 
+use serde::{Deserialize, Serialize};
+
 use crate::trial::Trial;
 
-/// The importance of a check.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// A measurement: reported, never judged.
-    Info,
-    /// MUST: required for the word "conformant".
-    Core,
-    /// SHOULD.
-    Strict,
-    /// Leaks and storms; takes minutes.
-    Soak,
+genset_backend_common::named! {
+    /// The importance of a check.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Level {
+        /// A measurement: reported, never judged.
+        Info = "info",
+        /// MUST: required for the word "conformant".
+        Core = "core",
+        /// SHOULD.
+        Strict = "strict",
+        /// Leaks and storms; takes minutes.
+        Soak = "soak",
+    }
 }
 
 impl Level {
-    /// The name on a command line and in reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Info => "info",
-            Self::Core => "core",
-            Self::Strict => "strict",
-            Self::Soak => "soak",
-        }
-    }
-
     /// The number in the catalogue; 0 for measurements.
     #[must_use]
     pub const fn number(self) -> u8 {
@@ -45,82 +36,43 @@ impl Level {
     }
 }
 
-/// What an engine must declare for a check to apply.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Profile {
-    /// Every engine that generates, from tokens or from text.
-    Tokens,
-    /// Engines that declare sampling options.
-    Sampling,
-    /// Engines that declare log probabilities.
-    Logprobs,
-    /// Engines that declare guided decoding.
-    Guided,
-    /// Engines that declare KV events.
-    KvEvents,
-    /// Engines built for prefill and decode roles.
-    Disaggregated,
-    /// Engines that declare resumption, exact or as a longer prompt.
-    Resume,
-    /// Engines in a separate process.
-    Subprocess,
-    /// Engines that declare token sequences to embed among their inputs.
-    Embeddings,
-    /// Engines that declare pairs of texts to score among their inputs.
-    Scores,
-    /// Engines that have controls.
-    Controls,
-    /// Engines that declare adapters.
-    Adapters,
-    /// Engines that declare several data-parallel ranks.
-    Ranks,
-    /// Engines that declare whole bodies of OpenAI's API.
-    Bodies,
+genset_backend_common::named! {
+    /// What an engine must declare for a check to apply.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Profile {
+        /// Every engine that generates, from tokens or from text.
+        Tokens = "tokens",
+        /// Engines that declare sampling options.
+        Sampling = "sampling",
+        /// Engines that declare log probabilities.
+        Logprobs = "logprobs",
+        /// Engines that declare guided decoding.
+        Guided = "guided",
+        /// Engines that declare KV events.
+        KvEvents = "kv-events",
+        /// Engines built for prefill and decode roles.
+        Disaggregated = "disaggregated",
+        /// Engines that declare resumption, exact or as a longer prompt.
+        Resume = "resume",
+        /// Engines in a separate process.
+        Subprocess = "subprocess",
+        /// Engines that declare token sequences to embed among their inputs.
+        Embeddings = "embeddings",
+        /// Engines that declare pairs of texts to score among their inputs.
+        Scores = "scores",
+        /// Engines that have controls.
+        Controls = "controls",
+        /// Engines that declare adapters.
+        Adapters = "adapters",
+        /// Engines that declare several data-parallel ranks.
+        Ranks = "ranks",
+        /// Engines that declare whole bodies of OpenAI's API.
+        Bodies = "bodies",
+    }
 }
 
 impl Profile {
-    /// Every profile.
-    pub const ALL: [Self; 14] = [
-        Self::Tokens,
-        Self::Sampling,
-        Self::Logprobs,
-        Self::Guided,
-        Self::KvEvents,
-        Self::Disaggregated,
-        Self::Resume,
-        Self::Subprocess,
-        Self::Embeddings,
-        Self::Scores,
-        Self::Controls,
-        Self::Adapters,
-        Self::Ranks,
-        Self::Bodies,
-    ];
-
-    /// The name in reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tokens => "tokens",
-            Self::Sampling => "sampling",
-            Self::Logprobs => "logprobs",
-            Self::Guided => "guided",
-            Self::KvEvents => "kv-events",
-            Self::Disaggregated => "disaggregated",
-            Self::Resume => "resume",
-            Self::Subprocess => "subprocess",
-            Self::Embeddings => "embeddings",
-            Self::Scores => "scores",
-            Self::Controls => "controls",
-            Self::Adapters => "adapters",
-            Self::Ranks => "ranks",
-            Self::Bodies => "bodies",
-        }
-    }
-
     /// Whether it applies only to engines that take tokens.
     #[must_use]
     pub const fn needs_tokens(self) -> bool {
@@ -144,7 +96,7 @@ impl Profile {
 }
 
 /// Why a check does not apply, as a machine-readable code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SkipReason {
     /// The engine does not declare the ability.
