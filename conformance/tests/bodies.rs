@@ -4,17 +4,16 @@
 
 mod clean;
 
-use genset_conformance::mutants::controls;
 use genset_conformance::{
     Medium, SequenceOptions, SkipReason, Verdict, run_conformance, run_sequences,
 };
 
-use self::clean::clean;
+use self::clean::{clean, mutant};
 
 #[test]
 fn an_engine_of_bodies_alone_is_asked_what_sends_no_prompt() {
     for name in ["text-bodies-alone", "text-bodies-of-completions"] {
-        let control = controls().find(|control| control.name == name).unwrap();
+        let control = mutant(name);
         let report = run_conformance(control.factory(clean()));
         report.assert_conformant();
         let can = report.engine.capabilities.as_ref().unwrap();

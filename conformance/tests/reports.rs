@@ -15,14 +15,13 @@ use genset_backend_common::{
     StartContext, async_trait,
 };
 use genset_conformance::mutants::capable::capable;
-use genset_conformance::mutants::{controls, corpus};
 use genset_conformance::{
     CheckReport, JSON_SCHEMA, Level, Options, Profile, Report, Scenario, SkipReason, Verdict,
     Waivers, matrix, run_conformance_while, run_conformance_with,
 };
 use serde_json::Value;
 
-use self::clean::clean;
+use self::clean::{clean, mutant, sample};
 
 fn options() -> Options {
     Options {
@@ -35,12 +34,16 @@ fn options() -> Options {
     }
 }
 
-/// The report of an engine that fails one check.
+/// An engine that fails one check.
+const BROKEN: &str = "silent-on-a-whole-chunk";
+
+/// The report of a mutant.
+fn of(name: &str, options: &Options) -> Report {
+    run_conformance_with(mutant(name).factory(clean()), options)
+}
+
 fn broken() -> Report {
-    let mutant = corpus()
-        .find(|mutant| mutant.name == "silent-on-a-whole-chunk")
-        .unwrap();
-    run_conformance_with(mutant.factory(clean()), &options())
+    of(BROKEN, &options())
 }
 
 #[test]
@@ -82,11 +85,8 @@ fn a_terminal_obeys_nothing_that_an_engine_says() {
 
 #[test]
 fn a_run_ends_when_the_engine_is_gone_and_says_what_it_saw() {
-    let mutant = corpus()
-        .find(|mutant| mutant.name == "silent-on-a-whole-chunk")
-        .unwrap();
     let mut asked = 0;
-    let report = run_conformance_while(mutant.factory(clean()), &options(), || {
+    let report = run_conformance_while(mutant(BROKEN).factory(clean()), &options(), || {
         asked += 1;
         Err("it left".to_owned())
     });
@@ -204,13 +204,7 @@ fn the_junit_form_counts_and_escapes() {
 
 #[test]
 fn the_matrix_has_a_column_a_report() {
-    let mut good = run_conformance_with(
-        {
-            let clean = clean();
-            move |scenario: &Scenario| clean.build(scenario)
-        },
-        &options(),
-    );
+    let mut good = run_conformance_with(sample(), &options());
     good.engine.name = "good".into();
     let table = matrix(&[good, broken()]);
     assert!(
@@ -264,41 +258,37 @@ fn a_waiver_makes_a_failure_an_expected_one_but_no_core_check_conformant() {
 
 #[test]
 fn a_failure_has_a_transcript_as_long_as_the_options_allow() {
-    let of = |events: usize| {
-        let mutant = corpus()
-            .find(|mutant| mutant.name == "silent-on-a-whole-chunk")
-            .unwrap();
+    let transcript = |events: usize| {
         let options = Options {
             max_transcript_events: events,
             only: vec!["ST01".into()],
             ..options()
         };
-        let report = run_conformance_with(mutant.factory(clean()), &options);
+        let report = of(BROKEN, &options);
         let failed = report.failures().next().unwrap().clone();
         failed.transcript.unwrap()
     };
-    let whole = of(200);
+    let whole = transcript(200);
     let told: Vec<&str> = whole.events.iter().map(|e| e.event.as_str()).collect();
     assert_eq!(&told[..2], ["start as aggregated", "start returned"]);
     assert!(told[2].starts_with("generate: prompt of "), "{told:?}");
-    let last = of(1);
+    let last = transcript(1);
     assert_eq!(last.events.len(), 1);
     assert_eq!(
         last.left_out,
         whole.left_out + u64::try_from(whole.events.len()).unwrap() - 1
     );
-    assert!(of(0).events.is_empty());
+    assert!(transcript(0).events.is_empty());
 }
 
 /// The events in a broken engine's failure of a check.
 fn events(name: &str, check: &str) -> String {
-    let mutant = corpus().find(|mutant| mutant.name == name).unwrap();
     let options = Options {
         only: vec![check.into()],
         level: Level::Soak,
         ..Options::default()
     };
-    let report = run_conformance_with(mutant.factory(clean()), &options);
+    let report = of(name, &options);
     let failed = report.failures().next().unwrap();
     let events = failed.transcript.as_ref().unwrap().events.iter();
     let events: Vec<&str> = events.map(|event| event.event.as_str()).collect();
@@ -328,10 +318,7 @@ fn a_transcript_has_what_was_dropped_aborted_drained_and_cleaned_up() {
 
 #[test]
 fn a_false_virtual_time_is_named_as_the_cause_and_breaks_nothing_else() {
-    let mutant = corpus()
-        .find(|mutant| mutant.name == "false-virtual-time")
-        .unwrap();
-    let report = run_conformance_with(mutant.factory(clean()), &Options::default());
+    let report = of("false-virtual-time", &Options::default());
     let failed: Vec<&CheckReport> = report.failures().collect();
     assert_eq!(failed.len(), 1, "{failed:?}");
     let Verdict::Fail { reason } = &failed[0].verdict else {
@@ -346,13 +333,12 @@ fn a_false_virtual_time_is_named_as_the_cause_and_breaks_nothing_else() {
 
 /// The measurements of the clean engine.
 fn measured(is_measuring: bool) -> BTreeMap<String, Verdict> {
-    let clean = clean();
     let options = Options {
         only: vec!["PF".into()],
         is_measuring,
         ..Options::default()
     };
-    let report = run_conformance_with(move |scenario: &Scenario| clean.build(scenario), &options);
+    let report = run_conformance_with(sample(), &options);
     assert!(report.is_good());
     let checks = report.checks.into_iter();
     checks
@@ -441,23 +427,15 @@ fn without_a_command_a_replay_line_is_a_call() {
         replay: String::new(),
         ..options()
     };
-    let mutant = corpus()
-        .find(|mutant| mutant.name == "silent-on-a-whole-chunk")
-        .unwrap();
-    let report = run_conformance_with(mutant.factory(clean()), &options);
+    let report = of(BROKEN, &options);
     let line = "replay  run_conformance_with(factory, &Options { only: vec![\"ST01\".into()], level: Level::Core, seed: 3, ..Options::default() })\n";
     let text = report.to_terminal(false);
     assert!(text.contains(line), "{text}");
 }
 
-fn of_the_clean_engine(options: &Options) -> Report {
-    let clean = clean();
-    run_conformance_with(move |scenario: &Scenario| clean.build(scenario), options)
-}
-
 #[test]
 fn a_part_of_the_core_checks_makes_nobody_conformant() {
-    let report = of_the_clean_engine(&options());
+    let report = run_conformance_with(sample(), &options());
     assert!(report.is_good() && !report.is_conformant());
     let text = report.to_terminal(false);
     let last = text.lines().last().unwrap();
@@ -484,10 +462,13 @@ fn what_few_engines_can_has_a_profile_of_its_own() {
             let row = report.profiles.iter().find(|row| row.profile == profile);
             row.unwrap().result.clone()
         };
-        let able = controls().find(|control| control.name == able).unwrap();
-        let able = run_conformance_with(able.factory(clean()), &options);
+        let able = of(able, &options);
         assert_eq!(result(&able), "success", "{group}");
-        assert_eq!(result(&of_the_clean_engine(&options)), "absent", "{group}");
+        assert_eq!(
+            result(&run_conformance_with(sample(), &options)),
+            "absent",
+            "{group}"
+        );
     }
 }
 
@@ -498,7 +479,7 @@ fn a_check_that_is_not_there_is_refused() {
         only: vec!["CN04".into(), "cn03".into()],
         ..Options::default()
     };
-    drop(of_the_clean_engine(&options));
+    drop(run_conformance_with(sample(), &options));
 }
 
 #[test]
@@ -508,7 +489,7 @@ fn a_replay_of_the_sequences_tries_as_many() {
         sequences: 2,
         ..options()
     };
-    let mut report = of_the_clean_engine(&options);
+    let mut report = run_conformance_with(sample(), &options);
     let line = |report: &Report, id: &str| {
         let row = report.checks.iter().find(|row| row.id == id).unwrap();
         report.replay_of(row)
@@ -544,9 +525,7 @@ fn the_clean_engines_pass_with_any_seed() {
             is_measuring: false,
             ..Options::default()
         };
-        let clean = clean();
-        run_conformance_with(move |scenario: &Scenario| clean.build(scenario), &options)
-            .assert_conformant();
+        run_conformance_with(sample(), &options).assert_conformant();
         run_conformance_with(capable, &options).assert_conformant();
     }
 }

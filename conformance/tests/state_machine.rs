@@ -14,7 +14,7 @@ mod in_real_time;
 use std::fs;
 use std::path::Path;
 
-use genset_conformance::mutants::{controls, corpus, slotted::slotted};
+use genset_conformance::mutants::{controls, slotted::slotted};
 use genset_conformance::{
     Factory, Scenario, SequenceFailure, SequenceOptions, Violated, replay_sequence, run_sequences,
 };
@@ -23,10 +23,7 @@ use self::clean::{clean, sample};
 use self::in_real_time::in_real_time;
 
 fn mutant(name: &str) -> impl Factory {
-    let mutant = corpus().find(|mutant| mutant.name == name);
-    mutant
-        .unwrap_or_else(|| panic!("no mutant {name}"))
-        .factory(clean())
+    clean::mutant(name).factory(clean())
 }
 
 fn options() -> SequenceOptions {
