@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use adapters::ServedAdapter;
-pub(crate) use admission::{ModelAdmission, Place};
+pub(crate) use admission::ModelAdmission;
 pub use infill::Infill;
 pub use matryoshka::Matryoshka;
 pub use text_files::TextFiles;

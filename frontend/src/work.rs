@@ -90,23 +90,31 @@ impl WorkThreads {
     async fn place(&self, deadline: Option<Instant>) -> Result<Place, EngineError> {
         let permit = match Arc::clone(&self.places).try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => self.wait(deadline).await?,
+            Err(_) => {
+                let _waiting = Counted::new(self.waiting.clone());
+                acquire(&self.places, deadline).await?
+            }
         };
         Ok(Place::new(permit, self.running.clone()))
     }
+}
 
-    async fn wait(&self, deadline: Option<Instant>) -> Result<OwnedSemaphorePermit, EngineError> {
-        let _waiting = Counted::new(self.waiting.clone());
-        let acquired = Arc::clone(&self.places).acquire_owned();
-        let permit = match deadline {
-            None => acquired.await,
-            Some(deadline) => tokio::time::timeout_at(deadline, acquired)
-                .await
-                .map_err(|_elapsed| CancelReason::Deadline.to_error())?,
-        };
-        // Nobody closes the semaphore.
-        permit.map_err(|_closed| CancelReason::Shutdown.to_error())
-    }
+/// Waits for a permit of a semaphore that nobody closes.
+///
+/// # Errors
+/// `DeadlineExceeded` if the deadline passes first.
+pub(crate) async fn acquire(
+    permits: &Arc<Semaphore>,
+    deadline: Option<Instant>,
+) -> Result<OwnedSemaphorePermit, EngineError> {
+    let acquired = Arc::clone(permits).acquire_owned();
+    let permit = match deadline {
+        None => acquired.await,
+        Some(deadline) => tokio::time::timeout_at(deadline, acquired)
+            .await
+            .map_err(|_elapsed| CancelReason::Deadline.to_error())?,
+    };
+    permit.map_err(|_closed| CancelReason::Shutdown.to_error())
 }
 
 /// Runs `work` inline, and yields if it took long.
@@ -152,14 +160,16 @@ impl Drop for Leaving {
     }
 }
 
-/// Running work; dropping it starts the next.
-struct Place {
+/// The place of something that runs; dropping it admits the next.
+#[derive(Debug)]
+pub(crate) struct Place {
     _permit: OwnedSemaphorePermit,
     _counted: Counted,
 }
 
 impl Place {
-    fn new(permit: OwnedSemaphorePermit, gauge: Gauge) -> Self {
+    /// A place that `gauge` counts.
+    pub(crate) fn new(permit: OwnedSemaphorePermit, gauge: Gauge) -> Self {
         Self {
             _permit: permit,
             _counted: Counted::new(gauge),
@@ -168,10 +178,11 @@ impl Place {
 }
 
 /// Counted in a gauge until it is dropped.
-struct Counted(Gauge);
+#[derive(Debug)]
+pub(crate) struct Counted(Gauge);
 
 impl Counted {
-    fn new(gauge: Gauge) -> Self {
+    pub(crate) fn new(gauge: Gauge) -> Self {
         gauge.inc();
         Self(gauge)
     }

@@ -23,9 +23,10 @@ use crate::answer::{Account, StepMetrics, TokenCounters, TotalUsage};
 use crate::budget::{MemoryBudget, MemoryShare};
 use crate::error::{ApiError, shown};
 use crate::keys::cache_salt;
-use crate::model::{Place, ServedModel};
+use crate::model::ServedModel;
 use crate::openai::{CommonParams, Hints};
 use crate::pipeline::{Answers, Prepared, REASONING_EFFORT, Room};
+use crate::work::Place;
 
 /// The status of a request that was dropped before its answer ended: nginx's code, which the error table uses too.
 const CLIENT_LEFT: u16 = 499;

@@ -6,15 +6,16 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, MetricsRegistry};
+use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry};
 use parking_lot::Mutex;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
+
+use crate::work::{Counted, Place, acquire};
 
 /// The limits on requests of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,11 +60,10 @@ impl Admissions {
         let mut by_model = self.by_model.lock();
         let gate = by_model.entry(model.to_owned()).or_insert_with(|| {
             let label = [("model", model.to_owned())];
+            let places = |count: usize| Semaphore::new(count.min(Semaphore::MAX_PERMITS));
             Arc::new(ModelAdmission {
-                permits: Arc::new(Semaphore::new(
-                    self.limits.running.get().min(Semaphore::MAX_PERMITS),
-                )),
-                waiting: AtomicUsize::new(0),
+                running: Arc::new(places(self.limits.running.get())),
+                waiting: places(self.limits.waiting),
                 limits: self.limits,
                 running_gauge: self.running.get_or_create(&label).clone(),
                 waiting_gauge: self.waiting.get_or_create(&label).clone(),
@@ -89,33 +89,11 @@ impl Admissions {
 /// The gate of one model. Waiting requests are admitted in FIFO order.
 #[derive(Debug)]
 pub(crate) struct ModelAdmission {
-    permits: Arc<Semaphore>,
-    waiting: AtomicUsize,
+    running: Arc<Semaphore>,
+    waiting: Semaphore,
     limits: ModelLimits,
     running_gauge: Gauge,
     waiting_gauge: Gauge,
-}
-
-/// A running request's slot; dropping it admits the next.
-#[derive(Debug)]
-pub(crate) struct Place {
-    _permit: OwnedSemaphorePermit,
-    gauge: Gauge,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.gauge.dec();
-    }
-}
-
-struct Waiting<'a>(&'a ModelAdmission);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
-        self.0.waiting_gauge.dec();
-    }
 }
 
 impl ModelAdmission {
@@ -127,43 +105,25 @@ impl ModelAdmission {
     /// # Cancel safety
     /// If the future is dropped, the request no longer waits.
     pub(crate) async fn admit(&self, deadline: Option<Instant>) -> Result<Place, EngineError> {
-        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
-            return Ok(self.place(permit));
-        }
-        let waiting = self.queue()?;
-        let acquired = Arc::clone(&self.permits).acquire_owned();
-        let permit = match deadline {
-            None => acquired.await,
-            Some(deadline) => tokio::time::timeout_at(deadline, acquired)
-                .await
-                .map_err(|_elapsed| CancelReason::Deadline.to_error())?,
+        let permit = match Arc::clone(&self.running).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                let _waiting = self.queue()?;
+                acquire(&self.running, deadline).await?
+            }
         };
-        drop(waiting);
-        // Nobody closes the gate.
-        permit
-            .map(|permit| self.place(permit))
-            .map_err(|_closed| CancelReason::Shutdown.to_error())
+        Ok(Place::new(permit, self.running_gauge.clone()))
     }
 
-    fn place(&self, permit: OwnedSemaphorePermit) -> Place {
-        self.running_gauge.inc();
-        Place {
-            _permit: permit,
-            gauge: self.running_gauge.clone(),
-        }
-    }
-
-    fn queue(&self) -> Result<Waiting<'_>, EngineError> {
-        if self.waiting.fetch_add(1, Ordering::AcqRel) >= self.limits.waiting {
-            self.waiting.fetch_sub(1, Ordering::AcqRel);
+    fn queue(&self) -> Result<(SemaphorePermit<'_>, Counted), EngineError> {
+        let place = self.waiting.try_acquire().map_err(|_full| {
             let message = format!(
                 "{} requests of this model are being answered and {} wait, which is this server's limit; try again later",
                 self.limits.running, self.limits.waiting
             );
-            return Err(EngineError::new(ErrorKind::Overloaded, message)
-                .with_retry_after(Duration::from_secs(1)));
-        }
-        self.waiting_gauge.inc();
-        Ok(Waiting(self))
+            EngineError::new(ErrorKind::Overloaded, message)
+                .with_retry_after(Duration::from_secs(1))
+        })?;
+        Ok((place, Counted::new(self.waiting_gauge.clone())))
     }
 }
