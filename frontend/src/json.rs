@@ -15,8 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::budget::{MemoryBudget, MemoryShare};
 use crate::error::ApiError;
-pub(crate) use meter::Meter;
-pub(crate) use meter::value_bytes;
+pub(crate) use meter::{Meter, not_token_ids, value_bytes};
 
 /// The most fields of an object that is read field by field: several times the most that any API has.
 const MAX_FIELDS: usize = 256;

@@ -42,7 +42,7 @@ pub use rerank::{RerankRequest, RerankedDocuments};
 pub use response::{
     Api, ChoiceEnd, ChunkEncoder, CompletionHead, completed_choice, response_json, usage_json,
 };
-pub(crate) use response::{explanation_json, put_json};
+pub(crate) use response::{explanation_json, json_text, put_json};
 pub use score::{ScoreRequest, scores_json};
 pub(crate) use short_texts::{check_options, is_short, short_texts};
 pub use text_pairs::{TextList, TextPairs};

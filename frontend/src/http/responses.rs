@@ -29,7 +29,7 @@ use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::markup::Delta;
 use crate::model::ServedModel;
-use crate::openai::{ChatRequest, ParamLimits};
+use crate::openai::{ChatRequest, ParamLimits, json_text};
 use crate::pipeline::{self, Job};
 use crate::responses::{
     Item, ItemJson, Output, ResponseEncoder, ResponseEnd, ResponseHead, ResponseStore,
@@ -486,16 +486,13 @@ struct ItemList<'a> {
 }
 
 fn items_json(items: &[Arc<Item>], has_more: bool) -> String {
-    let list = ItemList {
+    json_text(&ItemList {
         object: "list",
         data: items.iter().map(|item| item.json("completed")).collect(),
         first_id: items.first().map_or("", |item| item.id()),
         last_id: items.last().map_or("", |item| item.id()),
         has_more,
-    };
-    let written = serde_json::to_string(&list);
-    debug_assert!(written.is_ok(), "strings are JSON");
-    written.unwrap_or_default()
+    })
 }
 
 /// The items of a page, and whether there are more.

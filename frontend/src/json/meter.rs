@@ -156,7 +156,7 @@ impl Meter {
 }
 
 /// The 400 for a list that does not contain token ids.
-fn not_token_ids(name: &str) -> ApiError {
+pub(crate) fn not_token_ids(name: &str) -> ApiError {
     let problem = "a token id must be an integer between 0 and 4294967295";
     ApiError::invalid(name, problem)
 }

@@ -129,10 +129,8 @@ impl CommonParams {
         limits: &ParamLimits,
         default_max_tokens: Option<u32>,
     ) -> Result<Self, ApiError> {
-        let model = fields.string("model")?;
-        let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
         let mut params = Self {
-            model,
+            model: fields.model()?,
             n: read_n(fields, limits)?,
             stream: read_streaming(fields)?,
             stop_strings: read_stop(fields, limits)?,
@@ -414,19 +412,4 @@ fn read_logit_bias(
         Ok((id, bias))
     };
     biases.into_iter().map(read).collect()
-}
-
-/// A list of token ids.
-pub(super) fn token_ids(name: &str, list: &[Value]) -> Result<Vec<TokenId>, ApiError> {
-    let read = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
-    list.iter()
-        .map(|value| {
-            read(value).ok_or_else(|| {
-                ApiError::invalid(
-                    name,
-                    "a token id must be an integer between 0 and 4294967295",
-                )
-            })
-        })
-        .collect()
 }

@@ -8,6 +8,7 @@ use super::completions::Prompt;
 use super::fields::Fields;
 use super::hints::Hints;
 use super::prompts::read_prompts;
+use super::response::{PromptUsage, json_text};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
@@ -59,8 +60,7 @@ impl EmbeddingRequest {
     /// A 400 that names the field.
     pub fn parse<'a>(body: impl Into<JsonBody<'a>>, max_inputs: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let model = fields.string("model")?;
-        let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
+        let model = fields.model()?;
         let inputs = read_prompts(&mut fields, "input", max_inputs)?;
         let inputs =
             inputs.ok_or_else(|| ApiError::invalid("input", "you must provide what to embed"))?;
@@ -138,14 +138,9 @@ pub fn embeddings_json(
             .map(item)
             .collect(),
         model,
-        usage: EmbeddingUsage {
-            prompt_tokens,
-            total_tokens: prompt_tokens,
-        },
+        usage: PromptUsage::of(prompt_tokens),
     };
-    let written = serde_json::to_string(&body);
-    debug_assert!(written.is_ok(), "strings and numbers are JSON");
-    written.unwrap_or_default()
+    json_text(&body)
 }
 
 fn base64_of(numbers: &[f32]) -> String {
@@ -161,7 +156,7 @@ struct Body<'a> {
     object: &'static str,
     data: Vec<Item<'a>>,
     model: &'a str,
-    usage: EmbeddingUsage,
+    usage: PromptUsage,
 }
 
 #[derive(Serialize)]
@@ -176,10 +171,4 @@ struct Item<'a> {
 enum Numbers<'a> {
     Float(&'a [f32]),
     Base64(String),
-}
-
-#[derive(Serialize)]
-struct EmbeddingUsage {
-    prompt_tokens: u32,
-    total_tokens: u32,
 }

@@ -6,7 +6,6 @@ use std::rc::Rc;
 use genset_backend_common::TokenId;
 use serde_json::{Map, Value};
 
-use super::common::token_ids;
 use super::hints::Hints;
 use crate::error::ApiError;
 use crate::json::{self, JsonBody, Meter, describe, sketch};
@@ -190,6 +189,15 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Takes the model's name, which must be there.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub(super) fn model(&mut self) -> Result<String, ApiError> {
+        let model = self.string("model")?;
+        model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))
+    }
+
     /// Takes a boolean.
     ///
     /// # Errors
@@ -290,9 +298,9 @@ impl<'a> Fields<'a> {
             Some(Field::Text(text)) if json::is_list(text) => {
                 self.meter.token_ids(&self.full_name(name), text).map(Some)
             }
-            Some(Field::Made(Value::Array(list))) => {
-                token_ids(&self.full_name(name), &list).map(Some)
-            }
+            Some(Field::Made(list @ Value::Array(_))) => serde_json::from_value(list)
+                .map(Some)
+                .map_err(|_| json::not_token_ids(&self.full_name(name))),
             Some(other) => Err(self.not_that(name, "a list", other)),
         }
     }

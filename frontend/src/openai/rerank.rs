@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::fields::Fields;
 use super::hints::Hints;
-use super::score::ScoreUsage;
+use super::response::{PromptUsage, json_text};
 use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -50,8 +50,7 @@ impl RerankRequest {
         max_documents: usize,
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let model = fields.string("model")?;
-        let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
+        let model = fields.model()?;
         let query = fields.string("query")?;
         let query = query.ok_or_else(|| ApiError::invalid("query", "you must provide a query"))?;
         let query = TextList::of_one("query", query)?;
@@ -138,16 +137,14 @@ impl RerankedDocuments {
             object: "list",
             model,
             results: self.ranked.iter().map(result).collect(),
-            usage: ScoreUsage::of(self.prompt_tokens),
+            usage: PromptUsage::of(self.prompt_tokens),
             meta: Meta {
                 tokens: MetaTokens {
                     input_tokens: self.prompt_tokens,
                 },
             },
         };
-        let written = serde_json::to_string(&body);
-        debug_assert!(written.is_ok(), "strings and numbers are JSON");
-        written.unwrap_or_default()
+        json_text(&body)
     }
 }
 
@@ -168,7 +165,7 @@ struct RerankBody<'a> {
     object: &'static str,
     model: &'a str,
     results: Vec<RankedResult<'a>>,
-    usage: ScoreUsage,
+    usage: PromptUsage,
     meta: Meta,
 }
 

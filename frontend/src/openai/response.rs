@@ -2,6 +2,7 @@
 
 use bytes::{BufMut, BytesMut};
 use genset_backend_common::{FinishReason, context::Explanation};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::logprobs::logprobs_json;
@@ -415,7 +416,30 @@ fn put_call(index: u32, out: &mut BytesMut) {
     put_json(&index, out);
 }
 
-pub(crate) fn put_json<T: serde::Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
+/// The usage of a request for which nothing is generated.
+#[derive(Serialize)]
+pub(super) struct PromptUsage {
+    prompt_tokens: u32,
+    total_tokens: u32,
+}
+
+impl PromptUsage {
+    pub(super) fn of(prompt_tokens: u32) -> Self {
+        Self {
+            prompt_tokens,
+            total_tokens: prompt_tokens,
+        }
+    }
+}
+
+/// A value of strings and numbers as JSON.
+pub(crate) fn json_text(value: &impl Serialize) -> String {
+    let written = serde_json::to_string(value);
+    debug_assert!(written.is_ok(), "strings and numbers are JSON");
+    written.unwrap_or_default()
+}
+
+pub(crate) fn put_json<T: Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
     let written = serde_json::to_writer(out.writer(), value);
     debug_assert!(
         written.is_ok(),

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::fields::Fields;
 use super::hints::Hints;
+use super::response::{PromptUsage, json_text};
 use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -41,8 +42,7 @@ impl ScoreRequest {
     /// A 400 that names the field.
     pub fn parse<'a>(body: impl Into<JsonBody<'a>>, max_pairs: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let model = fields.string("model")?;
-        let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
+        let model = fields.model()?;
         let first = TextList::read(&mut fields, "text_1", max_pairs)?;
         let second = TextList::read(&mut fields, "text_2", max_pairs)?;
         let hints = fields.finish_request(&["user"])?;
@@ -82,11 +82,9 @@ pub fn scores_json(
         created,
         model,
         data: scores.iter().enumerate().map(item).collect(),
-        usage: ScoreUsage::of(prompt_tokens),
+        usage: PromptUsage::of(prompt_tokens),
     };
-    let written = serde_json::to_string(&body);
-    debug_assert!(written.is_ok(), "strings and numbers are JSON");
-    written.unwrap_or_default()
+    json_text(&body)
 }
 
 #[derive(Serialize)]
@@ -96,7 +94,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     data: Vec<Item>,
-    usage: ScoreUsage,
+    usage: PromptUsage,
 }
 
 #[derive(Serialize)]
@@ -104,20 +102,4 @@ struct Item {
     index: usize,
     object: &'static str,
     score: f32,
-}
-
-/// The tokens of all pairs. Nothing is generated.
-#[derive(Serialize)]
-pub(super) struct ScoreUsage {
-    prompt_tokens: u32,
-    total_tokens: u32,
-}
-
-impl ScoreUsage {
-    pub(super) fn of(prompt_tokens: u32) -> Self {
-        Self {
-            prompt_tokens,
-            total_tokens: prompt_tokens,
-        }
-    }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::chat::ChatRequest;
 use super::common::ParamLimits;
 use super::fields::Fields;
+use super::response::json_text;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
@@ -56,7 +57,7 @@ impl TokenizeRequest {
         limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let model = read_model(&mut fields)?;
+        let model = fields.model()?;
         let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
         let input = match (fields.string("prompt")?, fields.take("messages")?) {
             (Some(text), None) => TokenizeInput::Prompt {
@@ -79,11 +80,6 @@ impl TokenizeRequest {
             return_token_strs,
         })
     }
-}
-
-fn read_model(fields: &mut Fields<'_>) -> Result<String, ApiError> {
-    let model = fields.string("model")?;
-    model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))
 }
 
 /// Parses the chat whose prompt is tokenized.
@@ -130,9 +126,7 @@ pub fn tokenize_json(
         tokens,
         token_strs: strings,
     };
-    let written = serde_json::to_string(&body);
-    debug_assert!(written.is_ok(), "numbers and strings are JSON");
-    written.unwrap_or_default()
+    json_text(&body)
 }
 
 /// Serialized directly: as JSON values it would take many times the memory.
@@ -160,7 +154,7 @@ impl DetokenizeRequest {
     /// A 400 that names the field.
     pub fn parse<'a>(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let model = read_model(&mut fields)?;
+        let model = fields.model()?;
         let tokens = fields.token_ids("tokens")?;
         let tokens =
             tokens.ok_or_else(|| ApiError::invalid("tokens", "expected a list of token ids"))?;

@@ -12,7 +12,9 @@ use super::output::{Output, OutputJson};
 use crate::answer::{AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::json::value_bytes;
-use crate::openai::{Fields, check_options, explanation_json, is_short, json_bytes, short_texts};
+use crate::openai::{
+    Fields, check_options, explanation_json, is_short, json_bytes, json_text, short_texts,
+};
 
 /// The number of serialized copies of the repeated fields: in two events at the beginning of a stream and one at the end,
 /// which may wait for a slow client.
@@ -206,15 +208,12 @@ impl ResponseHead {
     }
 
     fn written(&self, output: &Output, end: &ResponseEnd, is_kept: bool) -> String {
-        let response = ResponseJson {
+        json_text(&ResponseJson {
             head: self,
             end: Some(end),
             output: output.json(end.last_item_status()),
             is_kept,
-        };
-        let written = serde_json::to_string(&response);
-        debug_assert!(written.is_ok(), "strings and numbers are JSON");
-        written.unwrap_or_default()
+        })
     }
 }
 
