@@ -68,6 +68,12 @@ impl Block {
         }
     }
 
+    /// Takes an object that must be there; `why` is said where it is not.
+    pub(crate) fn required_object(&mut self, name: &str, why: &str) -> Result<Value, ApiError> {
+        let object = self.object(name)?;
+        object.ok_or_else(|| ApiError::invalid(self.path(name), why))
+    }
+
     /// Refuses a field, unless it is absent or one of the `neutral` values, which ask for nothing.
     pub(crate) fn refuse(&mut self, name: &str, neutral: &[Value]) -> Result<(), ApiError> {
         match self.take(name) {
@@ -86,8 +92,8 @@ impl Block {
         match self.fields.keys().next() {
             None => Ok(()),
             Some(name) => {
-                let path = format!("{}.{name}", self.at);
-                Err(ApiError::unsupported(path, "this server does not know it"))
+                let why = "this server does not know it";
+                Err(ApiError::unsupported(self.path(name), why))
             }
         }
     }

@@ -87,8 +87,7 @@ fn read_user_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> 
 /// An image as a part of a chat, and its position.
 fn read_image(mut block: Block) -> Result<(String, Value), ApiError> {
     let at = block.path("source");
-    let source = block.object("source")?;
-    let source = source.ok_or_else(|| ApiError::invalid(at.clone(), "expected an object"))?;
+    let source = block.required_object("source", "expected an object")?;
     let mut source = Block::new(at.clone(), source)?;
     let url = match source.required_string("type")?.as_str() {
         "base64" => {
@@ -142,9 +141,7 @@ fn read_assistant_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiEr
 
 fn read_call(mut block: Block) -> Result<Value, ApiError> {
     let (id, name) = (block.required_string("id")?, block.required_string("name")?);
-    let input = block.object("input")?;
-    let input =
-        input.ok_or_else(|| ApiError::invalid(block.path("input"), "expected an object"))?;
+    let input = block.required_object("input", "expected an object")?;
     block.finish(&IGNORED)?;
     let function = json!({"name": name, "arguments": input.to_string()});
     Ok(json!({"id": id, "type": "function", "function": function}))

@@ -9,6 +9,9 @@ use crate::openai::Fields;
 /// Fields of a tool that are hints, or have no meaning for a model.
 const TOOL_IGNORED: [&str; 3] = ["cache_control", "eager_input_streaming", "input_examples"];
 
+/// What is expected where a schema is missing.
+const A_SCHEMA: &str = "expected an object, a JSON schema";
+
 /// The smallest `budget_tokens`, as in Anthropic's API.
 const MIN_THINKING_TOKENS: u64 = 1024;
 
@@ -63,13 +66,7 @@ fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
     if let Some(description) = tool.string("description")? {
         function.insert("description".into(), description.into());
     }
-    let schema = tool.object("input_schema")?;
-    let schema = schema.ok_or_else(|| {
-        ApiError::invalid(
-            tool.path("input_schema"),
-            "expected an object, a JSON schema",
-        )
-    })?;
+    let schema = tool.required_object("input_schema", A_SCHEMA)?;
     function.insert("parameters".into(), schema);
     if tool.flag("strict")? {
         function.insert("strict".into(), json!(true));
@@ -154,10 +151,7 @@ pub(super) fn read_output_config(
             let why = format!("{kind:?} is not available, only \"json_schema\"");
             return Err(ApiError::unsupported(format.path("type"), why));
         }
-        let schema = format.object("schema")?;
-        let schema = schema.ok_or_else(|| {
-            ApiError::invalid(format.path("schema"), "expected an object, a JSON schema")
-        })?;
+        let schema = format.required_object("schema", A_SCHEMA)?;
         format.finish(&[])?;
         let named = json!({"name": "output", "schema": schema, "strict": true});
         let format = json!({"type": "json_schema", "json_schema": named});
