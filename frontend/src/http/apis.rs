@@ -314,8 +314,8 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
         let (name, encoding) = (request.model.clone(), request.encoding);
         let ctx = call.admit(&model).await?;
         let rank = call.guard.rank();
-        let prepared = (call.guard).prepare(&ctx, |room| EmbedJob::prepare(model, request, room));
-        let job = prepared.await?.with_rank(rank);
+        let job = |room| EmbedJob::prepare(model, request, rank, room);
+        let job = call.guard.prepare(&ctx, job).await?;
         let embedded = job.run(&ctx, call.guard.account()).await?;
         call.guard.usage(&Usage {
             prompt_tokens: embedded.prompt_tokens,

@@ -83,8 +83,8 @@ async fn scored(
     let model = call.model(model, EndpointType::Scores).await?;
     let ctx = call.admit(&model).await?;
     let rank = call.guard.rank();
-    let prepared = (call.guard).prepare(&ctx, |room| ScoreJob::prepare(model, pairs, room));
-    let job = prepared.await?.with_rank(rank);
+    let job = |room| ScoreJob::prepare(model, pairs, rank, room);
+    let job = call.guard.prepare(&ctx, job).await?;
     let scored = job.run(&ctx, call.guard.account()).await?;
     call.guard.usage(&Usage {
         prompt_tokens: scored.prompt_tokens,

@@ -9,7 +9,7 @@ use genset_backend_common::{
 };
 use http::StatusCode;
 
-use super::encode::Plain;
+use super::encode::{Plain, context_tokens};
 use super::{Prepared, Room};
 use crate::answer::{Account, Meter};
 use crate::error::{ApiError, Param};
@@ -50,7 +50,7 @@ pub struct Embedded {
 }
 
 impl EmbedJob {
-    /// Tokenizes the inputs.
+    /// Tokenizes the inputs. Only this data-parallel rank may serve them, if one is given.
     ///
     /// # Errors
     /// A 400 that names the field: text for a model without a tokenizer, an input that exceeds the context, or an unsupported
@@ -61,6 +61,7 @@ impl EmbedJob {
     pub async fn prepare(
         model: Arc<ServedModel>,
         request: EmbeddingRequest,
+        data_parallel_rank: Option<u32>,
         room: Room,
     ) -> Result<Self, ApiError> {
         let EmbeddingRequest {
@@ -91,17 +92,8 @@ impl EmbedJob {
             inputs,
             model,
             dimensions,
-            data_parallel_rank: None,
-        })
-    }
-
-    /// Selects the data-parallel rank that must serve it.
-    #[must_use]
-    pub fn with_rank(self, data_parallel_rank: Option<u32>) -> Self {
-        Self {
             data_parallel_rank,
-            ..self
-        }
+        })
     }
 
     /// Embeds the inputs, and charges `account` as the engine takes them.
@@ -167,8 +159,7 @@ async fn call(
     request.input = Input::Embed(inputs.into());
     // Each input was checked; this checks whether the engine embeds.
     model.card.capabilities.check(&request)?;
-    let mut outputs = model.engine.generate(request, ctx).await;
-    let outputs = outputs.as_mut().map_err(|error| error.clone())?;
+    let mut outputs = model.engine.generate(request, ctx).await?;
     meter.reach(u32::try_from(tokens).unwrap_or(u32::MAX), 0);
     let mut embedded = Embedded::default();
     while let Some(output) = outputs.next().await {
@@ -189,7 +180,7 @@ async fn call(
 fn check_input(model: &ServedModel, index: usize, tokens: &[TokenId]) -> Result<(), ApiError> {
     let card = &model.card;
     let name = || format!("input[{index}]");
-    let context = usize::try_from(card.context_length_tokens).unwrap_or(usize::MAX);
+    let context = context_tokens(model);
     // An input may fill the context, because nothing is generated.
     if tokens.len() > context {
         return Err(too_long(name(), tokens.len(), context));

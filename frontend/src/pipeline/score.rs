@@ -92,7 +92,7 @@ pub struct Scored {
 }
 
 impl ScoreJob {
-    /// Tokenizes the texts.
+    /// Tokenizes the texts. Only this data-parallel rank may serve them, if one is given.
     ///
     /// # Errors
     /// A 400 that names the field: a model that does not score or has no tokenizer, or a pair that exceeds the context.
@@ -102,6 +102,7 @@ impl ScoreJob {
     pub async fn prepare(
         model: Arc<ServedModel>,
         texts: TextPairs,
+        data_parallel_rank: Option<u32>,
         room: Room,
     ) -> Result<Self, ApiError> {
         let name = &model.card.name;
@@ -120,17 +121,8 @@ impl ScoreJob {
             model,
             texts,
             tokens,
-            data_parallel_rank: None,
-        })
-    }
-
-    /// Selects the data-parallel rank that must serve it.
-    #[must_use]
-    pub fn with_rank(self, data_parallel_rank: Option<u32>) -> Self {
-        Self {
             data_parallel_rank,
-            ..self
-        }
+        })
     }
 
     /// Scores the pairs, and charges `account` as the engine takes them.
@@ -176,8 +168,7 @@ impl ScoreJob {
         let (bytes, request) = (together * size_of::<TokenId>(), self.request(pairs));
         let request = model.work.run(bytes, ctx.deadline(), request).await?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(u32::MAX);
-        let mut outputs = model.engine.generate(request, ctx).await;
-        let outputs = outputs.as_mut().map_err(|error| error.clone())?;
+        let mut outputs = model.engine.generate(request, ctx).await?;
         meter.reach(prompt_tokens, 0);
         let mut scored = Scored::default();
         while let Some(output) = outputs.next().await {
