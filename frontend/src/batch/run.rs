@@ -6,6 +6,7 @@
 //! recorded answers. Disk errors are retried.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,18 +60,16 @@ pub(crate) struct Batches {
     places: Places,
     /// The batches that validate their inputs at once.
     opening: Arc<Semaphore>,
-    tasks: TaskTracker,
-    /// No new requests start.
-    draining: CancellationToken,
-    /// Running requests end.
-    aborting: CancellationToken,
+    stops: Stops,
 }
 
 /// When batches stop.
 #[derive(Debug, Clone)]
 pub(crate) struct Stops {
     pub(crate) tasks: TaskTracker,
+    /// No new requests start.
     pub(crate) draining: CancellationToken,
+    /// Running requests end.
     pub(crate) aborting: CancellationToken,
 }
 
@@ -145,23 +144,15 @@ impl Batches {
         keys: Option<ApiKeys>,
         stops: Stops,
     ) -> Self {
-        let places = Places::new(store.config().concurrency);
-        let Stops {
-            tasks,
-            draining,
-            aborting,
-        } = stops;
         Self {
+            places: Places::new(store.config().concurrency),
             store,
             routes,
             models,
             linger,
             keys,
-            places,
             opening: Arc::new(Semaphore::new(MAX_OPENING)),
-            tasks,
-            draining,
-            aborting,
+            stops,
         }
     }
 
@@ -170,8 +161,8 @@ impl Batches {
         for id in self.store.unfinished() {
             self.spawn(id, true);
         }
-        let (store, draining) = (self.store.clone(), self.draining.clone());
-        self.tasks.spawn(async move {
+        let (store, draining) = (self.store.clone(), self.stops.draining.clone());
+        self.stops.tasks.spawn(async move {
             loop {
                 let sweeping = store.clone();
                 drop(tokio::task::spawn_blocking(move || sweeping.sweep()).await);
@@ -220,8 +211,8 @@ impl Batches {
 
     fn spawn(&self, id: String, goes_on: bool) {
         let batches = self.clone();
-        self.tasks.spawn(async move {
-            let aborting = batches.aborting.clone();
+        self.stops.tasks.spawn(async move {
+            let aborting = batches.stops.aborting.clone();
             tokio::select! {
                 biased;
                 () = aborting.cancelled() => {}
@@ -259,7 +250,7 @@ impl Batches {
         loop {
             let place = tokio::select! {
                 biased;
-                () = self.draining.cancelled() => return None,
+                () = self.stops.draining.cancelled() => return None,
                 place = Arc::clone(&self.opening).acquire_owned() => place.ok()?,
             };
             let (store, known) = (self.store.clone(), record.clone());
@@ -319,7 +310,7 @@ impl Batches {
             tokio::select! {
                 biased;
                 () = cancelled.cancelled() => return End::Cancelled,
-                () = self.draining.cancelled() => return End::Stopped,
+                () = self.stops.draining.cancelled() => return End::Stopped,
                 () = tokio::time::sleep(left) => return End::Expired,
                 _ = self.models.any() => any_until = Instant::now() + self.linger,
             }
@@ -355,7 +346,7 @@ impl Batches {
         let mut looks = tokio::time::interval(LOOK_EVERY);
         let mut is_stopped = false;
         loop {
-            is_stopped |= self.draining.is_cancelled();
+            is_stopped |= self.stops.draining.is_cancelled();
             while !is_stopped && under_way.len() < at_once {
                 let Some(index) = next.pop_front() else {
                     break;
@@ -373,7 +364,7 @@ impl Batches {
                         awaiting.entry(model).or_default().push(index);
                     }
                 },
-                () = self.draining.cancelled(), if !is_stopped => {}
+                () = self.stops.draining.cancelled(), if !is_stopped => {}
                 _ = looks.tick(), if !awaiting.is_empty() => {
                     // First, because they have waited.
                     for index in self.take_askable(&run.awaited, &mut awaiting).into_iter().rev() {
@@ -404,12 +395,12 @@ impl Batches {
     /// there are slots. A pause releases it, so a line that waits for a quota, memory or the disk does not delay
     /// other batches.
     async fn line(&self, run: &BatchRun<'_>, index: usize) -> LineEnd {
-        let mut pauses = Pauses::until(self.draining.clone());
+        let mut pauses = Pauses::until(self.stops.draining.clone());
         loop {
             let Some(place) = run.places.take().await else {
                 return LineEnd::Unnoted;
             };
-            if self.draining.is_cancelled() {
+            if self.stops.draining.is_cancelled() {
                 return LineEnd::Unnoted;
             }
             match self.attempt(run, index).await {
@@ -430,12 +421,11 @@ impl Batches {
                 // A lost request is not sent again: attempts are not counted here, so one that crashes its workers would
                 // do so forever.
                 Some(Ok(Attempt::Ended(line) | Attempt::NoModel(line) | Attempt::Lost(line))) => {
-                    if self.draining.is_cancelled() && !line.is_answer() {
+                    if self.stops.draining.is_cancelled() && !line.is_answer() {
                         // The shutdown alone may have failed it.
                         return LineEnd::Unnoted;
                     }
-                    let batch = Arc::clone(run.batch);
-                    return match self.note(run.record, batch, index, line).await {
+                    return match self.note(run, index, line).await {
                         true => LineEnd::Noted,
                         false => LineEnd::Unnoted,
                     };
@@ -490,33 +480,22 @@ impl Batches {
         Some(self.routes.of(key))
     }
 
-    async fn note(
-        &self,
-        record: &BatchRecord,
-        batch: Arc<Mutex<OpenBatch>>,
-        index: usize,
-        line: OutputLine,
-    ) -> bool {
-        let line = Arc::new(line);
-        loop {
-            let (store, id) = (self.store.clone(), record.id.clone());
-            let (noting, line) = (Arc::clone(&batch), Arc::clone(&line));
-            let noted = tokio::task::spawn_blocking(move || {
-                let mut batch = noting.lock();
-                let counts = batch.note(index, &line)?;
-                store.count(&id, counts);
-                Ok::<(), NotesError>(())
-            });
-            match noted.await {
-                Ok(Ok(())) => return true,
-                Ok(Err(error)) if self.pause(&record.id, &error.to_string()).await => {}
-                Ok(Err(_)) | Err(_) => return false,
-            }
-        }
+    /// Records the answer of a line. False if the server stops before.
+    async fn note(&self, run: &BatchRun<'_>, index: usize, line: OutputLine) -> bool {
+        let (store, id) = (self.store.clone(), run.record.id.clone());
+        let noting = Arc::clone(run.batch);
+        let note = move || {
+            let mut batch = noting.lock();
+            let counts = batch.note(index, &line)?;
+            store.count(&id, counts);
+            Ok::<(), NotesError>(())
+        };
+        self.on_disk(&run.record.id, note).await.is_some()
     }
 
     /// Writes the files of answers and errors, and how the batch ended.
     async fn finish(&self, record: BatchRecord, batch: Arc<Mutex<OpenBatch>>, end: End) {
+        let id = record.id.clone();
         if end != End::Cancelled {
             let finalizing = |record: &mut BatchRecord| {
                 // A cancel at the last moment still counts.
@@ -524,59 +503,57 @@ impl Batches {
                     record.enter(BatchStatus::Finalizing);
                 }
             };
-            if !self.changed(&record.id, finalizing).await {
+            if !self.changed(&id, finalizing).await {
                 return;
             }
         }
-        loop {
-            let (store, record, batch) = (self.store.clone(), record.clone(), Arc::clone(&batch));
-            let id = record.id.clone();
-            let written = tokio::task::spawn_blocking(move || {
-                let is_expired = end == End::Expired;
-                batch.lock().write_files(&store, &record, is_expired)
+        let store = self.store.clone();
+        let is_expired = end == End::Expired;
+        let write = move || batch.lock().write_files(&store, &record, is_expired);
+        let Some((output, errors)) = self.on_disk(&id, write).await else {
+            return;
+        };
+        let ended = self.changed(&id, move |record| {
+            record.output_file_id.clone_from(&output);
+            record.error_file_id.clone_from(&errors);
+            record.enter(match (record.status, end) {
+                (BatchStatus::Cancelling, _) | (_, End::Cancelled) => BatchStatus::Cancelled,
+                (_, End::Expired) => BatchStatus::Expired,
+                (_, End::Answered | End::Stopped) => BatchStatus::Completed,
             });
-            match written.await {
-                Ok(Ok((output, errors))) => {
-                    let ended = self.changed(&id, move |record| {
-                        record.output_file_id.clone_from(&output);
-                        record.error_file_id.clone_from(&errors);
-                        record.enter(match (record.status, end) {
-                            (BatchStatus::Cancelling, _) | (_, End::Cancelled) => {
-                                BatchStatus::Cancelled
-                            }
-                            (_, End::Expired) => BatchStatus::Expired,
-                            (_, End::Answered | End::Stopped) => BatchStatus::Completed,
-                        });
-                    });
-                    if ended.await {
-                        let notes = self.store.notes(&id);
-                        drop(
-                            tokio::task::spawn_blocking(move || std::fs::remove_file(notes)).await,
-                        );
-                    }
-                    return;
-                }
-                Ok(Err(error)) if self.pause(&id, &error.to_string()).await => {}
-                Ok(Err(_)) | Err(_) => return,
-            }
+        });
+        if ended.await {
+            let notes = self.store.notes(&id);
+            drop(tokio::task::spawn_blocking(move || std::fs::remove_file(notes)).await);
         }
     }
 
-    /// Updates a batch's record, retrying as long as the disk fails. False if the server stops before.
+    /// Updates a batch's record. False if the server stops before.
     async fn changed(
         &self,
         id: &str,
         change: impl Fn(&mut BatchRecord) + Send + Sync + 'static,
     ) -> bool {
-        let change = Arc::new(change);
+        let (store, of_id) = (self.store.clone(), id.to_owned());
+        let update = move || store.update(&of_id, &change);
+        self.on_disk(id, update).await.is_some()
+    }
+
+    /// Runs a batch's `work` on a thread that may block, and retries it as long as the disk fails. `None` if the server
+    /// stops before.
+    async fn on_disk<T: Send + 'static, E: Display + 'static>(
+        &self,
+        id: &str,
+        work: impl Fn() -> Result<T, E> + Send + Sync + 'static,
+    ) -> Option<T> {
+        let work = Arc::new(work);
         loop {
-            let (store, of_id, change) = (self.store.clone(), id.to_owned(), Arc::clone(&change));
-            let changed =
-                tokio::task::spawn_blocking(move || store.update(&of_id, |record| change(record)));
-            match changed.await {
-                Ok(Ok(())) => return true,
-                Ok(Err(error)) if self.pause(id, &error.to_string()).await => {}
-                Ok(Err(_)) | Err(_) => return false,
+            let work = Arc::clone(&work);
+            let attempt = move || work().map_err(|error| error.to_string());
+            match tokio::task::spawn_blocking(attempt).await {
+                Ok(Ok(done)) => return Some(done),
+                Ok(Err(problem)) if self.pause(id, &problem).await => {}
+                Ok(Err(_)) | Err(_) => return None,
             }
         }
     }
@@ -586,7 +563,7 @@ impl Batches {
         tracing::error!(batch, problem, "a batch waits for the disk");
         tokio::select! {
             biased;
-            () = self.draining.cancelled() => false,
+            () = self.stops.draining.cancelled() => false,
             () = tokio::time::sleep(DISK_PAUSE) => true,
         }
     }
