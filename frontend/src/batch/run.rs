@@ -176,14 +176,16 @@ impl Batches {
     }
 
     /// Runs `work` with the store on a thread that may block.
+    ///
+    /// # Errors
+    /// The error of `work`; a 507 if there is no thread.
     pub(crate) async fn with_store<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&BatchStore) -> T + Send + 'static,
-    ) -> io::Result<T> {
+        work: impl FnOnce(&BatchStore) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let store = self.store.clone();
-        tokio::task::spawn_blocking(move || work(&store))
-            .await
-            .map_err(io::Error::other)
+        let worked = tokio::task::spawn_blocking(move || work(&store)).await;
+        worked.map_err(|error| not_written(&io::Error::other(error)))?
     }
 
     pub(crate) fn store(&self) -> &BatchStore {
@@ -199,14 +201,14 @@ impl Batches {
     /// If the future is dropped, a batch that is being stored is still stored and answered.
     pub(crate) async fn add(&self, record: BatchRecord) -> Result<(), ApiError> {
         let batches = self.clone();
-        let added = self.with_store(move |store| {
+        let add = move |store: &BatchStore| {
             let id = record.id.clone();
             store.add_batch(record)?;
             // Here, because the caller may be gone, and nobody else starts the batch before the next restart.
             batches.spawn(id, false);
-            Ok::<(), ApiError>(())
-        });
-        added.await.map_err(|error| not_written(&error))?
+            Ok(())
+        };
+        self.with_store(add).await
     }
 
     fn spawn(&self, id: String, goes_on: bool) {

@@ -2,7 +2,7 @@
 
 use axum::Extension;
 use axum::extract::{RawQuery, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
@@ -17,7 +17,6 @@ use super::replies::{json_response, large_json_response, list_response};
 use super::responses::Id;
 use crate::batch::BATCH_URLS;
 use crate::batch::records::{BatchRecord, BatchStatus, BatchTimes, Counts, new_id};
-use crate::batch::store::not_written;
 use crate::error::{ApiError, shown};
 use crate::json::JsonBody;
 use crate::openai::{Fields, short_texts};
@@ -149,12 +148,10 @@ pub(super) async fn retrieve(
 ) -> Response {
     let found = kept(&app).and_then(|batches| {
         let batch = batches.store().batch(&id, caller.name());
-        batch.ok_or_else(|| batch_not_found(&id))
+        let batch = batch.ok_or_else(|| batch_not_found(&id))?;
+        Ok(large_json_response(&app, &batch.to_json()))
     });
-    match found {
-        Ok(batch) => large_json_response(&app, &batch.to_json()),
-        Err(error) => error.into_response(),
-    }
+    answered(found)
 }
 
 pub(super) async fn cancel(
@@ -166,13 +163,10 @@ pub(super) async fn cancel(
         let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
         let batches = kept(&app)?;
         let cancelled = batches.with_store(move |store| store.cancel(&of_id, owner.as_deref()));
-        let batch = cancelled.await.map_err(|error| not_written(&error))??;
-        batch.ok_or_else(|| batch_not_found(&id))
+        let batch = cancelled.await?.ok_or_else(|| batch_not_found(&id))?;
+        Ok(json_response(&batch.to_json()))
     };
-    match cancelled.await {
-        Ok(batch) => json_response(&batch.to_json()),
-        Err(error) => error.into_response(),
-    }
+    answered(cancelled.await)
 }
 
 #[cfg(test)]

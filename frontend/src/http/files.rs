@@ -108,7 +108,7 @@ pub(super) async fn upload(
         let file = upload.record(&caller, batches)?;
         let (record, content, room) = (file.clone(), upload.content, upload.room);
         let added = batches.with_store(move |store| store.add_file(record, content, room));
-        added.await.map_err(|error| not_written(&error))??;
+        added.await?;
         Ok(json_response(&file.to_json()))
     };
     match uploaded.await {
@@ -177,10 +177,10 @@ impl Upload {
             }
         })?;
         let room = batches.store().room(caller.name())?;
-        let content = batches.with_store(|store| store.new_content());
-        let content = content.await.and_then(|content| content);
+        let content =
+            batches.with_store(|store| store.new_content().map_err(|error| not_written(&error)));
         let mut upload = Self {
-            content: content.map_err(|error| not_written(&error))?,
+            content: content.await?,
             room,
             bytes: 0,
             filename: String::new(),
@@ -248,10 +248,11 @@ impl Upload {
             }
             self.room.take(length)?;
             let file = self.content.as_file().try_clone();
-            let written =
-                batches.with_store(move |_| file.and_then(|mut file| file.write_all(&bytes)));
-            let written = written.await.and_then(|written| written);
-            written.map_err(|error| not_written(&error))?;
+            let written = batches.with_store(move |_| {
+                let written = file.and_then(|mut file| file.write_all(&bytes));
+                written.map_err(|error| not_written(&error))
+            });
+            written.await?;
         }
         Ok(())
     }
@@ -452,7 +453,7 @@ pub(super) async fn delete(
         let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
         let batches = kept(&app)?;
         let deleted = batches.with_store(move |store| store.delete_file(&of_id, owner.as_deref()));
-        match deleted.await.map_err(|error| not_written(&error))?? {
+        match deleted.await? {
             true => Ok(json_response(
                 &json!({"id": id, "object": "file", "deleted": true}),
             )),
