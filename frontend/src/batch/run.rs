@@ -64,7 +64,7 @@ pub(crate) struct Batches {
 }
 
 /// When batches stop.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Stops {
     pub(crate) tasks: TaskTracker,
     /// No new requests start.

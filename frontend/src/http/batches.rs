@@ -177,7 +177,6 @@ mod tests {
 
     use genset_runtime::Runtime;
     use tokio_util::sync::CancellationToken;
-    use tokio_util::task::TaskTracker;
 
     use super::*;
     use crate::batch::records::{FileRecord, Purpose};
@@ -208,16 +207,11 @@ mod tests {
             ..FrontendConfig::default()
         };
         let models = Models::follow(&runtime, &config);
-        let never = CancellationToken::new();
-        let config = Arc::new(config);
-        let app = App::new(&runtime, models.clone(), config, None, never.clone());
+        let (config, never) = (Arc::new(config), CancellationToken::new());
+        let app = App::new(&runtime, models.clone(), config, None, never);
         let asked = (LocalFrontend::within(app.clone()), models);
-        let stops = Stops {
-            tasks: TaskTracker::new(),
-            draining: never.clone(),
-            aborting: never,
-        };
-        app.with_batches(Batches::new(store, asked, Duration::ZERO, None, stops))
+        let batches = Batches::new(store, asked, Duration::ZERO, None, Stops::default());
+        app.with_batches(batches)
     }
 
     #[tokio::test]

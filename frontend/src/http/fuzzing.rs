@@ -12,7 +12,6 @@ use futures_util::{StreamExt, stream};
 use genset_runtime::Runtime;
 use http::{HeaderMap, HeaderValue, header};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::access::Caller;
 use super::batches::BatchRequest;
@@ -76,13 +75,8 @@ fn server(folder: &Path) -> io::Result<(Runtime, App, BatchStore)> {
     });
     let models = Models::follow(&runtime, &config);
     let never = CancellationToken::new();
-    let app = App::new(&runtime, models.clone(), config, None, never.clone());
+    let app = App::new(&runtime, models.clone(), config, None, never);
     let asked = (LocalFrontend::within(app.clone()), models);
-    let stops = Stops {
-        tasks: TaskTracker::new(),
-        draining: never.clone(),
-        aborting: never,
-    };
-    let batches = Batches::new(store.clone(), asked, Duration::ZERO, None, stops);
+    let batches = Batches::new(store.clone(), asked, Duration::ZERO, None, Stops::default());
     Ok((runtime, app.with_batches(batches), store))
 }

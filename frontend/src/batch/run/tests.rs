@@ -41,13 +41,9 @@ impl Site {
             r#"{"custom_id":"a","url":"/v1/completions","body":{"model":"m","prompt":"Hello"}}"#;
         std::fs::write(store.content(&record.input_file_id), line).unwrap();
         let batch = OpenBatch::open(&store, &record).unwrap();
-        let stops = Stops {
-            tasks: TaskTracker::new(),
-            draining: CancellationToken::new(),
-            aborting: CancellationToken::new(),
-        };
+        let asked = (routes, models);
         Self {
-            batches: Batches::new(store, (routes, models), Duration::ZERO, None, stops),
+            batches: Batches::new(store, asked, Duration::ZERO, None, Stops::default()),
             _runtime: runtime,
             record,
             batch: Arc::new(Mutex::new(batch)),
