@@ -162,12 +162,11 @@ fn put_event(name: &str, data: &Value, out: &mut BytesMut) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::markup::testing::{CALL_WITH_MARKER, calls_of, characters};
+    use crate::markup::testing::read_call;
 
     #[test]
     fn pieces_of_arguments_belong_to_a_block_of_their_call() {
-        for pieces in [vec![CALL_WITH_MARKER], characters(CALL_WITH_MARKER)] {
-            let mut splitter = calls_of("qwen3_coder");
+        for is_whole in [true, false] {
             let mut encoder = MessageEncoder::new(MessageHead {
                 id: "msg_1".into(),
                 model: "m".into(),
@@ -175,10 +174,7 @@ mod tests {
                 stop_sequences: [].into(),
             });
             let mut out = BytesMut::new();
-            for piece in pieces {
-                splitter.push(piece, |delta| encoder.delta(delta, &mut out));
-            }
-            splitter.finish(|delta| encoder.delta(delta, &mut out));
+            read_call(is_whole, |delta| encoder.delta(delta, &mut out));
             let (mut calls, mut input) = (Vec::new(), String::new());
             let lines = std::str::from_utf8(&out).unwrap().lines();
             for data in lines.filter_map(|line| line.strip_prefix("data: ")) {

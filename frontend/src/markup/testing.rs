@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{IdStyle, MarkupParser, Message, Splitter};
+use super::{Delta, IdStyle, MarkupParser, Message, Splitter};
 use crate::tools::ToolDialect;
 
 /// A call in the dialect `qwen3_coder` whose value contains the marker that ends values.
-pub(crate) const CALL_WITH_MARKER: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
+const CALL_WITH_MARKER: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
     <parameter=path>\na\n</parameter>\n</function>";
 
 /// A splitter that looks for calls alone, of tools without schemas.
@@ -41,6 +41,20 @@ pub(crate) fn split<'a>(
         }
     }
     message
+}
+
+/// Reads [`CALL_WITH_MARKER`], whole or by the character.
+pub(crate) fn read_call(is_whole: bool, mut each: impl FnMut(Delta<'_>)) {
+    let mut splitter = calls_of("qwen3_coder");
+    let pieces = if is_whole {
+        vec![CALL_WITH_MARKER]
+    } else {
+        characters(CALL_WITH_MARKER)
+    };
+    for piece in pieces {
+        splitter.push(piece, &mut each);
+    }
+    splitter.finish(each);
 }
 
 /// Cuts a text at these offsets, if they lie between characters.

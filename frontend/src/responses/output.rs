@@ -1,7 +1,6 @@
 //! [`Output`] assembles an answer's deltas into items.
 
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::item::{Item, Speaker, new_id};
@@ -16,15 +15,15 @@ use crate::openai::chat_token;
 /// # Examples
 /// ```
 /// use genset_frontend::markup::Delta;
-/// use genset_frontend::responses::Output;
+/// use genset_frontend::responses::{Item, Output};
 ///
 /// let mut output = Output::default();
 /// output.add(Delta::Reasoning("Hm."), &[]);
 /// output.add(Delta::Content("Good "), &[]);
 /// output.add(Delta::Content("day"), &[]);
-/// let items = output.to_json("completed");
+/// let items = output.into_items();
 /// assert_eq!(items.len(), 2);
-/// assert_eq!(items[1]["content"][0]["text"], "Good day");
+/// assert!(matches!(&items[1], Item::Message { parts, .. } if *parts == ["Good day"]));
 /// ```
 #[derive(Debug, Default)]
 pub struct Output {
@@ -166,16 +165,6 @@ impl Output {
         OutputJson { items, status }
     }
 
-    /// Returns all items as JSON values; `status` is the last one's.
-    #[must_use]
-    pub fn to_json(&self, status: &str) -> Vec<Value> {
-        let Ok(Value::Array(items)) = serde_json::to_value(self.json(status)) else {
-            debug_assert!(false, "items are a list");
-            return Vec::new();
-        };
-        items
-    }
-
     /// Its approximate memory in bytes, including the serialized form.
     pub(crate) fn bytes(&self) -> usize {
         let made = |made: &Made| {
@@ -247,21 +236,18 @@ fn logprobs(rated: &[TokenLogprobs]) -> impl Iterator<Item = Box<RawValue>> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
-    use crate::markup::testing::{CALL_WITH_MARKER, calls_of, characters};
+    use crate::markup::testing::read_call;
 
     #[test]
     fn a_call_has_all_its_arguments() {
-        for pieces in [vec![CALL_WITH_MARKER], characters(CALL_WITH_MARKER)] {
-            let mut splitter = calls_of("qwen3_coder");
+        for is_whole in [true, false] {
             let mut output = Output::default();
-            for piece in pieces {
-                splitter.push(piece, |delta| output.add(delta, &[]));
-            }
-            splitter.finish(|delta| output.add(delta, &[]));
-            let items = output.to_json("completed");
+            read_call(is_whole, |delta| output.add(delta, &[]));
+            let items = serde_json::to_value(output.json("completed")).unwrap();
+            let items = items.as_array().unwrap();
             let kinds: Vec<_> = items.iter().map(|item| item["type"].clone()).collect();
             assert_eq!(kinds, ["function_call", "message"]);
             let arguments = items[0]["arguments"].as_str().unwrap();
