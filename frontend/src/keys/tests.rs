@@ -1,4 +1,4 @@
-use tokio_util::task::TaskTracker;
+use tokio::task::JoinSet;
 
 use super::*;
 
@@ -23,6 +23,13 @@ fn load(entries: &[(&str, &str, &str)]) -> (ApiKeys, tempfile::TempDir) {
     write(&path, entries);
     let keys = ApiKeys::load(path, &MetricsRegistry::default()).expect("they load");
     (keys, folder)
+}
+
+/// Applies changes of the file until `stop`, or until the task is dropped.
+fn followed(keys: &ApiKeys, stop: &CancellationToken) -> JoinSet<()> {
+    let mut task = JoinSet::new();
+    task.spawn(keys.clone().follow(stop.clone()));
+    task
 }
 
 /// Sets the file's time to a constant.
@@ -90,9 +97,7 @@ async fn a_file_that_changes_is_read_again() {
     let (keys, folder) = load(&[("a", "sk-a", "requests_per_minute = 1"), ("b", "sk-b", "")]);
     let path = folder.path().join("keys.toml");
     let stop = CancellationToken::new();
-    let following = TaskTracker::new();
-    following.spawn(keys.clone().follow(stop.clone()));
-    following.close();
+    let following = followed(&keys, &stop);
     let a = || keys.find(&headers("x-api-key", "sk-a"));
     a().expect("known").admit().expect("the only one");
 
@@ -111,7 +116,7 @@ async fn a_file_that_changes_is_read_again() {
     keys.find(&headers("x-api-key", "sk-b")).expect_err("gone");
     keys.find(&headers("x-api-key", "sk-c")).expect("new");
     stop.cancel();
-    following.wait().await;
+    following.join_all().await;
 }
 
 /// A file may be replaced by one with the same time and length, as archives and images do.
@@ -123,10 +128,7 @@ async fn a_key_is_gone_whatever_the_files_time_and_length() {
     // Between the first read and the start of `follow`.
     write(&path, &[("a", "sk-b", "")]);
     set_time(&path);
-    let stop = CancellationToken::new();
-    let following = TaskTracker::new();
-    following.spawn(keys.clone().follow(stop.clone()));
-    following.close();
+    let _following = followed(&keys, &CancellationToken::new());
     for (known, gone) in [("sk-b", "sk-a"), ("sk-c", "sk-b")] {
         write(&path, &[("a", known, "")]);
         set_time(&path);
@@ -134,8 +136,6 @@ async fn a_key_is_gone_whatever_the_files_time_and_length() {
         keys.find(&headers("x-api-key", known)).expect("new");
         keys.find(&headers("x-api-key", gone)).expect_err("gone");
     }
-    stop.cancel();
-    following.wait().await;
 }
 
 /// A file that could not be read is read again, even if neither its time nor its length changes, as with `chmod`.
@@ -144,10 +144,7 @@ async fn a_file_that_could_not_be_read_is_tried_again() {
     let (keys, folder) = load(&[("a", "sk-a", "")]);
     let path = folder.path().join("keys.toml");
     let length = std::fs::metadata(&path).expect("a file").len();
-    let stop = CancellationToken::new();
-    let following = TaskTracker::new();
-    following.spawn(keys.clone().follow(stop.clone()));
-    following.close();
+    let _following = followed(&keys, &CancellationToken::new());
     std::fs::write(&path, vec![0xff; usize::try_from(length).expect("short")]).expect("a file");
     set_time(&path);
     tokio::time::sleep(LOOK_EVERY * 2).await;
@@ -158,8 +155,6 @@ async fn a_file_that_could_not_be_read_is_tried_again() {
     keys.find(&headers("x-api-key", "sk-b"))
         .expect("read again");
     keys.find(&headers("x-api-key", "sk-a")).expect_err("gone");
-    stop.cancel();
-    following.wait().await;
 }
 
 #[test]
