@@ -2,6 +2,7 @@ use futures_util::stream;
 use genset_backend_common::output::{self, Finish, PredictionTokens, TextChunk};
 use genset_backend_common::{FinishReason, OutputStream, RequestContext};
 use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
+use serde_json::{Value, json};
 
 use super::*;
 use crate::budget::MemoryBudget;
@@ -30,17 +31,17 @@ fn answer(items: Vec<Item>, stops: &[&str]) -> Answer {
     Answer::new(outputs, None, stops, 3)
 }
 
-/// A byte-level tokenizer with these tokens, and with these special ones.
-fn tokenizer_of(vocab: &serde_json::Value, special: &[(u32, &str)]) -> Arc<TextTokenizer> {
+/// A tokenizer of this vocabulary without merges, and of these special tokens.
+fn tokenizer(vocab: &Value, special: &[(u32, &str)]) -> Arc<TextTokenizer> {
     let special = special.iter().map(|(id, content)| {
-        serde_json::json!({
+        json!({
             "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false,
         })
     });
-    let file = serde_json::json!({
+    let file = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
-        "post_processor": null, "added_tokens": special.collect::<Vec<_>>(),
+        "post_processor": null, "added_tokens": special.collect::<Value>(),
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });
@@ -187,8 +188,8 @@ proptest! {
 /// Special tokens are skipped, except those of the expected markup.
 #[tokio::test]
 async fn special_tokens_of_markup_are_read_and_others_skipped() {
-    let vocab = serde_json::json!({"now": 0, "{": 1, "}": 2});
-    let tokenizer = tokenizer_of(&vocab, &[(3, "[TOOL_CALLS]"), (4, "<|eot|>")]);
+    let vocab = json!({"now": 0, "{": 1, "}": 2});
+    let tokenizer = tokenizer(&vocab, &[(3, "[TOOL_CALLS]"), (4, "<|eot|>")]);
     let read = async |has_splitter: bool| {
         let (ctx, tokens) = (RequestContext::new("a"), [3, 4, 0, 1, 2]);
         let outputs = output::stream(ctx, move |out| async move {

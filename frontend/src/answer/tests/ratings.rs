@@ -11,10 +11,10 @@ const HALVES: [u32; 2] = [7, 8];
 const SPECIAL: u32 = 9;
 
 fn tokenizer() -> Arc<TextTokenizer> {
-    let vocab = serde_json::json!({
+    let vocab = json!({
         "a": 0, "b": 1, "ab": 2, "ba": 3, "Ġ": 4, "Ã©": 5, "aĠb": 6, "Ã": 7, "©": 8,
     });
-    tokenizer_of(&vocab, &[(SPECIAL, "<|x|>")])
+    super::tokenizer(&vocab, &[(SPECIAL, "<|x|>")])
 }
 
 /// A number that identifies the position, so that no log probability can pass for another.
@@ -63,24 +63,29 @@ fn whole(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<Token
 
 /// The same, streamed; a delta never has more tokens than the text so far reveals.
 fn streamed(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<TokenLogprobs>) {
-    let mut answer = rated_answer(tokens, chunks, stops);
-    let (mut shown, mut rated) = (String::new(), Vec::new());
+    let deltas = deltas(rated_answer(tokens, chunks, stops));
+    let (shown, rated): (Vec<_>, Vec<_>) = deltas.into_iter().unzip();
+    (shown.concat(), rated.concat())
+}
+
+/// The text of each delta and the log probabilities that come with it; those of the end come last.
+fn deltas(mut answer: Answer) -> Vec<(String, Vec<TokenLogprobs>)> {
+    let mut deltas = Vec::new();
     let mut cx = Context::from_waker(std::task::Waker::noop());
     loop {
         let each = |delta: Delta<'_>, ready: &[TokenLogprobs]| {
             let Delta::Content(text) = delta else {
                 panic!("nothing is taken apart");
             };
-            shown += text;
-            rated.extend_from_slice(ready);
+            deltas.push((text.to_owned(), ready.to_vec()));
         };
         let Poll::Ready(end) = answer.poll_deltas(&mut cx, each) else {
             panic!("nothing waits");
         };
         if end.unwrap().is_some() {
             let ending = answer.end(|_, _| panic!("nothing is taken apart"));
-            rated.extend(ending.rated);
-            return (shown, rated);
+            deltas.push((String::new(), ending.rated));
+            return deltas;
         }
     }
 }
@@ -142,24 +147,12 @@ proptest! {
 #[test]
 fn halves_of_a_code_point_come_together_and_special_tokens_with_what_follows() {
     let [lead, tail] = HALVES;
-    let mut answer = rated_answer(&[0, SPECIAL, lead, tail, 1], &[1], &[]);
-    let mut cx = Context::from_waker(std::task::Waker::noop());
-    let mut counts = Vec::new();
-    loop {
-        let each = |delta: Delta<'_>, ready: &[TokenLogprobs]| {
-            let Delta::Content(text) = delta else {
-                panic!("nothing is taken apart");
-            };
-            counts.push((text.to_owned(), ready.len()));
-        };
-        let Poll::Ready(end) = answer.poll_deltas(&mut cx, each) else {
-            panic!("nothing waits");
-        };
-        if end.unwrap().is_some() {
-            break;
-        }
-    }
-    assert_eq!(counts, [("a".into(), 1), ("é".into(), 3), ("b".into(), 1)]);
+    let deltas = deltas(rated_answer(&[0, SPECIAL, lead, tail, 1], &[1], &[]));
+    let counts: Vec<_> = deltas
+        .iter()
+        .map(|(text, ready)| (text.as_str(), ready.len()))
+        .collect();
+    assert_eq!(counts, [("a", 1), ("é", 3), ("b", 1), ("", 0)]);
     let (_, rated) = whole(&[lead, tail, 1], &[1], &[]);
     let offsets: Vec<usize> = rated.iter().map(|token| token.text_offset).collect();
     assert_eq!(offsets, [0, 0, 1]);
