@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::answer::{AnswerEnd, Completed, TotalUsage};
 use crate::config::FrontendConfig;
-use crate::error::ApiError;
+use crate::error::{ApiError, Param};
 use crate::markup::{Message, ToolCall};
 
 fn limits() -> ParamLimits {
@@ -37,10 +37,13 @@ fn completed(message: Message, reason: FinishReason) -> Completed {
     }
 }
 
-fn param_of(further: Value) -> Option<String> {
-    parse_chat(further)
-        .err()
-        .and_then(|error| error.param.map(|param| param.name().to_owned()))
+/// Asserts that each of these is refused, and the field named.
+fn assert_refused<'a>(cases: impl IntoIterator<Item = (Value, &'a str)>) {
+    for (further, param) in cases {
+        let error = parse_chat(further.clone()).unwrap_err();
+        let named = error.param.as_ref().map(Param::name);
+        assert_eq!(named, Some(param), "{further}");
+    }
 }
 
 #[test]
@@ -94,18 +97,13 @@ fn a_field_of_an_extension_is_named_with_it() {
             "what",
         ] {
             let name = format!("{extension}.{field}");
-            assert_eq!(param_of(json!({extension: {field: "x"}})), Some(name));
+            assert_refused([(json!({extension: {field: "x"}}), &*name)]);
         }
         // OpenAI's own fields belong at the top level.
-        assert_eq!(
-            param_of(json!({extension: {"temperature": 1}})),
-            Some(format!("{extension}.temperature"))
-        );
+        let name = format!("{extension}.temperature");
+        assert_refused([(json!({extension: {"temperature": 1}}), &*name)]);
     }
-    assert_eq!(
-        param_of(json!({"annotations": {}})).as_deref(),
-        Some("annotations")
-    );
+    assert_refused([(json!({"annotations": {}}), "annotations")]);
 }
 
 #[test]
@@ -129,7 +127,8 @@ fn numbers_keep_their_range() {
         assert_eq!(request.params.sampling.seed, Some(bits));
     }
     assert_eq!(parse_chat(json!({"n": 16})).unwrap().params.n, 16);
-    for (further, param) in [
+    let overridden = json!({"repetition_penalty": -1, "genset": {"repetition_penalty": 1.1}});
+    assert_refused([
         // 2^64, which is a float in JSON.
         (json!({"seed": 18_446_744_073_709_551_616.0}), "seed"),
         (json!({"priority": u64::MAX}), "priority"),
@@ -139,13 +138,8 @@ fn numbers_keep_their_range() {
         // A bias that `f32` cannot hold is infinite.
         (json!({"logit_bias": {"1": 1e300}}), "logit_bias"),
         // An overridden value is validated too.
-        (
-            json!({"repetition_penalty": -1, "genset": {"repetition_penalty": 1.1}}),
-            "repetition_penalty",
-        ),
-    ] {
-        assert_eq!(param_of(further).as_deref(), Some(param));
-    }
+        (overridden, "repetition_penalty"),
+    ]);
 }
 
 #[test]
@@ -348,7 +342,7 @@ fn candidates_are_asked_for_within_their_range() {
     let top = |further| asked(further).map(|logprobs| logprobs.top);
     assert_eq!(top(json!({"logprobs": true})), Some(0));
     assert_eq!(top(json!({"logprobs": true, "top_logprobs": 20})), Some(20));
-    for (further, param) in [
+    assert_refused([
         (json!({"logprobs": 1}), "logprobs"),
         (json!({"top_logprobs": 1}), "top_logprobs"),
         (
@@ -367,13 +361,7 @@ fn candidates_are_asked_for_within_their_range() {
             json!({"logprobs": true, "top_logprobs": true}),
             "top_logprobs",
         ),
-    ] {
-        assert_eq!(
-            param_of(further.clone()).as_deref(),
-            Some(param),
-            "{further}"
-        );
-    }
+    ]);
     let completion = |logprobs: Value| {
         let body = json!({"model": "m", "prompt": "Hi", "logprobs": logprobs}).to_string();
         CompletionRequest::parse(body.as_bytes(), &limits())
@@ -435,7 +423,7 @@ fn a_format_is_read_or_the_field_at_fault_named() {
         let guided = read(further).unwrap();
         assert_eq!((guided.decoding, guided.field.as_str()), (decoding, field));
     }
-    for (further, param) in [
+    assert_refused([
         (json!({"response_format": "json"}), "response_format"),
         (json!({"response_format": {}}), "response_format.type"),
         (
@@ -476,19 +464,13 @@ fn a_format_is_read_or_the_field_at_fault_named() {
             json!({"genset": {"guided_grammar": 1}}),
             "genset.guided_grammar",
         ),
-    ] {
-        assert_eq!(
-            param_of(further.clone()).as_deref(),
-            Some(param),
-            "{further}"
-        );
-    }
+    ]);
 }
 
 #[test]
 fn of_two_formats_the_later_is_named() {
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
-    for (further, param) in [
+    assert_refused([
         (
             json!({"guided_json": {}, "guided_regex": "a"}),
             "guided_regex",
@@ -501,10 +483,7 @@ fn of_two_formats_the_later_is_named() {
             json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
             "response_format",
         ),
-    ] {
-        let error = parse_chat(further.clone()).unwrap_err();
-        assert_eq!(error.param, Some(param.into()), "{further}");
-    }
+    ]);
     for fine in [
         json!({"guided_regex": "a", "response_format": {"type": "text"}}),
         json!({"tools": tool, "tool_choice": "none", "response_format": {"type": "json_object"}}),
