@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use proptest::prelude::Just;
+use proptest::strategy::{Strategy, Union};
+
 use super::{Delta, IdStyle, MarkupParser, Message, Splitter};
 use crate::tools::ToolDialect;
 
@@ -73,6 +76,21 @@ pub(crate) fn cut<'a>(text: &'a str, at: &[usize]) -> Vec<&'a str> {
 /// Cuts a text between all characters.
 pub(crate) fn characters(text: &str) -> Vec<&str> {
     text.split_inclusive(|_: char| true).collect()
+}
+
+/// Random mixtures of these parts, of markers and of their beginnings.
+pub(crate) fn soup(
+    mut parts: Vec<&'static str>,
+    markers: Vec<&'static str>,
+) -> impl Strategy<Value = String> {
+    for marker in markers {
+        parts.extend([
+            marker,
+            &marker[..marker.ceil_char_boundary(marker.len() / 2)],
+        ]);
+    }
+    let part = Union::new(parts.into_iter().map(Just));
+    proptest::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
 }
 
 /// Compares a table of parsers with Python's copy in `genset._parsers`: the tuples whose names begin with `kind`.

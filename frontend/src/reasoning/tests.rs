@@ -2,7 +2,7 @@ use proptest::prelude::{Just, ProptestConfig, any, prop_assert, prop_assert_eq, 
 use proptest::strategy::{Strategy, Union};
 
 use super::ReasoningDialect;
-use crate::markup::testing::{characters, cut, parse};
+use crate::markup::testing::{characters, cut, parse, soup};
 
 /// Dialect, text, reasoning, content.
 const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
@@ -189,17 +189,6 @@ fn without_tools_a_call_in_the_thoughts_is_thought() {
     assert_eq!(message.content, "Yes.");
 }
 
-/// Random mixtures of marker pieces, words and white space.
-fn soup(dialect: ReasoningDialect) -> impl Strategy<Value = String> {
-    let mut parts = vec![" ", "\n", "a", "<", "é", "</", "think>", "[", "◁"];
-    for marker in dialect.markers() {
-        let middle = (marker.len() / 2..).find(|at| marker.is_char_boundary(*at));
-        parts.extend([marker, &marker[..middle.unwrap_or(0)]]);
-    }
-    let part = Union::new(parts.into_iter().map(Just));
-    proptest::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
-}
-
 fn dialects() -> impl Strategy<Value = ReasoningDialect> {
     let all = ReasoningDialect::all().iter().copied();
     Union::new(all.filter(|dialect| !dialect.is_harmony()).map(Just))
@@ -227,7 +216,10 @@ proptest! {
     /// The same for text that no model would write.
     #[test]
     fn any_soup_is_read_alike(
-        (name, text) in dialects().prop_flat_map(|dialect| (Just(dialect.name()), soup(dialect))),
+        (name, text) in dialects().prop_flat_map(|dialect| {
+            let parts = vec![" ", "\n", "a", "<", "é", "</", "think>", "[", "◁"];
+            (Just(dialect.name()), soup(parts, dialect.markers()))
+        }),
         cuts in proptest::collection::vec(any::<usize>(), 0..12),
     ) {
         prop_assert_eq!(run(name, cut(&text, &cuts)), run(name, [text.as_str()]));
