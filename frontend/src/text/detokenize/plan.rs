@@ -65,29 +65,28 @@ impl Chain {
             check(stage)?;
         }
 
-        let mut division = Division::new();
+        let mut division = Division {
+            per_token: Vec::new(),
+            content: Content::Text,
+            strip: None,
+            reached: Reached::PerToken,
+        };
         let is_divided = stages.into_iter().all(|stage| division.take(stage));
+        let Division { content, strip, .. } = division;
         Ok(if is_divided {
             Self {
                 per_token: division.per_token,
                 joins_by_space: decoder.is_none(),
-                plan: Plan::Incremental {
-                    content: division.content,
-                    strip: division.strip,
-                },
+                plan: Plan::Incremental { content, strip },
             }
         } else {
-            Self::at_end()
+            // The table then stores the raw tokens.
+            Self {
+                per_token: Vec::new(),
+                joins_by_space: false,
+                plan: Plan::AtEnd,
+            }
         })
-    }
-
-    /// The table then stores the raw tokens.
-    fn at_end() -> Self {
-        Self {
-            per_token: Vec::new(),
-            joins_by_space: false,
-            plan: Plan::AtEnd,
-        }
     }
 
     /// Returns the pieces of tokens that are not the first of their text.
@@ -152,15 +151,6 @@ enum Reached {
 }
 
 impl Division {
-    fn new() -> Self {
-        Self {
-            per_token: Vec::new(),
-            content: Content::Text,
-            strip: None,
-            reached: Reached::PerToken,
-        }
-    }
-
     /// Takes the chain's next stage; false if it cannot be applied as tokens arrive.
     fn take(&mut self, stage: &DecoderWrapper) -> bool {
         use DecoderWrapper as Stage;
