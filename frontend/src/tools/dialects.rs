@@ -65,6 +65,20 @@ const FUNCTION_TAGS: XmlMarks = XmlMarks {
     is_on_lines: true,
 };
 
+/// Tags whose attributes name the function and its parameters.
+const INVOKES: XmlMarks = XmlMarks {
+    ignored: &["<minimax:tool_call>", "</minimax:tool_call>"],
+    call: "<invoke name=\"",
+    name_end: Some("\">"),
+    call_end: "</invoke>",
+    key: "<parameter name=\"",
+    key_end: "\">",
+    value: None,
+    value_end: "</parameter>",
+    value_stops: None,
+    is_on_lines: false,
+};
+
 /// Every dialect, by name.
 static DIALECTS: &[ToolDialect] = &[
     json(
@@ -111,14 +125,12 @@ static DIALECTS: &[ToolDialect] = &[
                 "</｜DSML｜tool_calls>",
             ],
             call: "<｜DSML｜invoke name=\"",
-            name_end: Some("\">"),
             call_end: "</｜DSML｜invoke>",
             key: "<｜DSML｜parameter name=\"",
             key_end: "\"",
             value: Some(">"),
             value_end: "</｜DSML｜parameter>",
-            value_stops: None,
-            is_on_lines: false,
+            ..INVOKES
         },
     ),
     xml(
@@ -132,8 +144,7 @@ static DIALECTS: &[ToolDialect] = &[
             key_end: "</arg_key>",
             value: Some("<arg_value>"),
             value_end: "</arg_value>",
-            value_stops: None,
-            is_on_lines: false,
+            ..INVOKES
         },
     ),
     json(
@@ -191,12 +202,11 @@ static DIALECTS: &[ToolDialect] = &[
         &JsonMarks {
             starts: &["<function="],
             ends: &["</function>"],
-            ignored: &[],
             shape: Shape::Named(Header {
                 end: ">",
                 read: name_only,
             }),
-            is_bare: false,
+            ..TAGGED
         },
     ),
     json(
@@ -204,9 +214,8 @@ static DIALECTS: &[ToolDialect] = &[
         &JsonMarks {
             starts: &["<|python_tag|>"],
             ends: &[],
-            ignored: &[],
-            shape: Shape::Object,
             is_bare: true,
+            ..TAGGED
         },
     ),
     pythonic(
@@ -217,32 +226,17 @@ static DIALECTS: &[ToolDialect] = &[
             is_bare: true,
         },
     ),
-    xml(
-        "minimax_m2",
-        &XmlMarks {
-            ignored: &["<minimax:tool_call>", "</minimax:tool_call>"],
-            call: "<invoke name=\"",
-            name_end: Some("\">"),
-            call_end: "</invoke>",
-            key: "<parameter name=\"",
-            key_end: "\">",
-            value: None,
-            value_end: "</parameter>",
-            value_stops: None,
-            is_on_lines: false,
-        },
-    ),
+    xml("minimax_m2", &INVOKES),
     json(
         "mistral",
         &JsonMarks {
             starts: &["[TOOL_CALLS]"],
             ends: &[],
-            ignored: &[],
             shape: Shape::Either(Header {
                 end: "[ARGS]",
                 read: with_call_id,
             }),
-            is_bare: false,
+            ..TAGGED
         },
     ),
     pythonic(
@@ -288,14 +282,10 @@ static DIALECTS: &[ToolDialect] = &[
                 "function<｜tool_sep｜>",
             ],
             call: "<steptml:invoke name=\"",
-            name_end: Some("\">"),
             call_end: "</steptml:invoke>",
             key: "<steptml:parameter name=\"",
-            key_end: "\">",
-            value: None,
             value_end: "</steptml:parameter>",
-            value_stops: None,
-            is_on_lines: false,
+            ..INVOKES
         },
     ),
 ];
