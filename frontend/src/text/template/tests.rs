@@ -2,17 +2,21 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn no_extra() -> Map<String, Value> {
-    Map::new()
+fn try_render(source: &str, messages: &[Value]) -> Result<String, TemplateError> {
+    let template = ChatTemplate::try_new(source, Some("<s>"), Some("</s>"))?;
+    rendered(&template, messages)
 }
 
-fn try_render(source: &str, messages: &[Value]) -> Result<String, TemplateError> {
-    let extra = no_extra();
-    ChatTemplate::try_new(source, Some("<s>"), Some("</s>"))?.render(&TemplateInput {
+/// Renders a chat without tools and variables.
+pub(super) fn rendered(
+    template: &ChatTemplate,
+    messages: &[Value],
+) -> Result<String, TemplateError> {
+    template.render(&TemplateInput {
         messages,
         tools: None,
         add_generation_prompt: true,
-        extra: &extra,
+        extra: &Map::new(),
     })
 }
 
@@ -302,16 +306,14 @@ fn tools_keep_their_keys_in_order_and_choose_their_template() {
         .try_with_tool_use("{{ tools[0] | tojson }}")
         .unwrap();
     let tools = [json!({ "type": "function", "function": { "name": "f", "description": "" } })];
-    let extra = no_extra();
     let render = |tools| {
-        let (messages, add_generation_prompt) = (&[][..], true);
-        let input = TemplateInput {
-            messages,
+        let prompt = template.render(&TemplateInput {
+            messages: &[],
             tools,
-            add_generation_prompt,
-            extra: &extra,
-        };
-        template.render(&input).unwrap()
+            add_generation_prompt: true,
+            extra: &Map::new(),
+        });
+        prompt.unwrap()
     };
     let expected = r#"{"type": "function", "function": {"name": "f", "description": ""}}"#;
     assert_eq!(render(Some(&tools)), expected);

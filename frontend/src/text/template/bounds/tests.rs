@@ -2,12 +2,11 @@
 
 use minijinja::value::Serde;
 use proptest::prelude::*;
-use serde_json::{Map, json};
+use serde_json::json;
 
 use super::*;
-use crate::text::template::{
-    ChatTemplate, DEFAULT_FUEL, TemplateError, TemplateInput, python, source,
-};
+use crate::text::template::tests::rendered;
+use crate::text::template::{ChatTemplate, DEFAULT_FUEL, TemplateError, python, source};
 
 /// Small bounds, so that they are reached soon.
 const BOUNDS: Bounds = Bounds {
@@ -19,12 +18,8 @@ const BOUNDS: Bounds = Bounds {
 fn try_render(source: &str, bounds: Bounds, fuel: u64) -> Result<String, TemplateError> {
     let mut template = ChatTemplate::try_new(source, None, None)?;
     template.bounds = bounds;
-    template.with_fuel(fuel).render(&TemplateInput {
-        messages: &[json!({ "role": "user", "content": "Hi" })],
-        tools: None,
-        add_generation_prompt: true,
-        extra: &Map::new(),
-    })
+    let messages = [json!({ "role": "user", "content": "Hi" })];
+    rendered(&template.with_fuel(fuel), &messages)
 }
 
 fn outcome(source: &str) -> Result<String, TemplateError> {
@@ -335,12 +330,7 @@ fn repeated_text_costs_fuel() {
 fn a_quick_rendering_repeats_little() {
     let quick = |source: &str| {
         let template = ChatTemplate::try_new(source, None, None)?.into_quick(50_000);
-        template.render(&TemplateInput {
-            messages: &[],
-            tools: None,
-            add_generation_prompt: true,
-            extra: &Map::new(),
-        })
+        rendered(&template, &[])
     };
     let text = "x".repeat(5000);
     let few = format!("{{% macro m() %}}{text}{{% endmacro %}}{{{{ m() }}}}{{{{ m() }}}}");
@@ -499,8 +489,8 @@ fn the_source_is_changed_where_values_grow_and_nowhere_else() {
             "{{ _bounded_item(f(_bounded(a + b)))[_bounded(c ~ d)] }}",
         ),
         (
-            "{% if a == b + c or [1, 2] %}",
-            "{% if a | _bounded_compared == _bounded(b + c) or [1, 2] %}",
+            "{% if a == b + c or [1, 2] %}{% endif %}",
+            "{% if a | _bounded_compared == _bounded(b + c) or [1, 2] %}{% endif %}",
         ),
         (
             "{{ a.b[0].c[1:] }}{{ (a).b['k'][-1] }}{{ (a | f)[::-1] }}",
@@ -535,10 +525,8 @@ fn the_source_is_changed_where_values_grow_and_nowhere_else() {
             "{# a + b #}{% raw %}{{ a + b }}{% endraw %}",
         ),
     ] {
-        let source = source.replace(" or [1, 2] %}", " or [1, 2] %}{% endif %}");
-        let expected = expected.replace(" or [1, 2] %}", " or [1, 2] %}{% endif %}");
         let syntax = python::environment().unwrap().syntax().clone();
-        let changed = source::Bounded::try_new(&source, syntax).unwrap();
+        let changed = source::Bounded::try_new(source, syntax).unwrap();
         assert_eq!(changed.source, expected);
     }
 }
