@@ -163,16 +163,17 @@ impl Drop for Leaving {
 /// The place of something that runs; dropping it admits the next.
 #[derive(Debug)]
 pub(crate) struct Place {
-    _permit: OwnedSemaphorePermit,
+    /// Declared first: the next one is counted only when this one is no more.
     _counted: Counted,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Place {
     /// A place that `gauge` counts.
     pub(crate) fn new(permit: OwnedSemaphorePermit, gauge: Gauge) -> Self {
         Self {
-            _permit: permit,
             _counted: Counted::new(gauge),
+            _permit: permit,
         }
     }
 }
