@@ -78,13 +78,11 @@ impl LocalFrontend {
     /// The same routes for requests with this key.
     pub(crate) fn of(&self, key: Option<Arc<Key>>) -> Self {
         Self {
-            router: self.router.clone(),
-            work: self.work.clone(),
-            memory: self.memory.clone(),
             caller: Caller {
                 key,
                 is_local: true,
             },
+            ..self.clone()
         }
     }
 
