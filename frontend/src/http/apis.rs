@@ -144,6 +144,20 @@ impl Call {
         let memory = self.guard.memory();
         body.read(work, further_bytes, memory, parse).await
     }
+
+    /// Writes a whole answer, which takes about as long as parsing `bytes` of text, where it delays no other request.
+    ///
+    /// # Errors
+    /// The error of `write`; a 504 if the deadline passes first.
+    pub(super) async fn reply(
+        &self,
+        bytes: usize,
+        write: impl FnOnce() -> Result<String, ApiError> + Send + 'static,
+    ) -> Result<Reply, ApiError> {
+        let (work, deadline) = (self.app.models.work(), self.ctx.deadline());
+        let json = work.run(bytes, deadline, |_: &_| write()).await?;
+        Ok(Reply::Json(json))
+    }
 }
 
 /// A successful answer.
@@ -326,13 +340,11 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
             .memory()
             .grow(numbers.saturating_mul(EMBEDDED_NUMBER_BYTES))?;
         // A number takes about ten bytes.
-        let write = move |_: &_| {
+        let write = move || {
             let (embeddings, tokens) = (&embedded.embeddings, embedded.prompt_tokens);
             Ok(embeddings_json(&name, embeddings, encoding, tokens))
         };
-        let work = call.app.models.work();
-        let json = work.run(numbers.saturating_mul(10), ctx.deadline(), write);
-        Ok(Reply::Json(json.await?))
+        call.reply(numbers.saturating_mul(10), write).await
     }
     .boxed()
 }
@@ -373,7 +385,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         };
         let room = count.saturating_mul(a_token);
         call.guard.memory().grow(room)?;
-        let write = move |_: &_| {
+        let write = move || {
             let strings = shows_strings.then(|| pipeline::token_strings(&model, &tokens));
             let context = model.card.context_length_tokens;
             Ok(tokenize_json(
@@ -383,9 +395,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
             ))
         };
         // A token takes about ten bytes.
-        let work = call.app.models.work();
-        let reply = work.run(count.saturating_mul(10), ctx.deadline(), write);
-        Ok(Reply::Json(reply.await?))
+        call.reply(count.saturating_mul(10), write).await
     }
     .boxed()
 }

@@ -91,7 +91,7 @@ async fn answer(
         .sum();
     let tokens = usize::try_from(total.usage.completion_tokens).unwrap_or(usize::MAX);
     let bytes = tokens.saturating_add(text / WRITTEN_BYTES);
-    let write = move |_: &_| {
+    let write = move || {
         let _memory = memory;
         let choices = answers.iter().enumerate();
         let choices = choices.map(|(index, answer)| completed_choice(api, index, answer));
@@ -101,9 +101,7 @@ async fn answer(
         }
         Ok(response.to_string())
     };
-    let work = call.app.models.work();
-    let json = work.run(bytes, ctx.deadline(), write).await?;
-    Ok(Reply::Json(json))
+    call.reply(bytes, write).await
 }
 
 /// Collects all answers, up to their limit at once, each on its own account beside `memory`.

@@ -97,15 +97,13 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         call.guard.add_usage(&total);
         let end = ResponseEnd::new(&end, total, now());
         let bytes = (output.bytes() + head.repeated.bytes()) / WRITTEN_BYTES;
-        let write = move |_: &_| {
+        let write = move || {
             let _held = (memory, held);
             let json = head.ended(&output, &end);
             keeper.keep(&json, output);
             Ok(json)
         };
-        let work = call.app.models.work();
-        let json = work.run(bytes, ctx.deadline(), write).await?;
-        Ok(Reply::Json(json))
+        call.reply(bytes, write).await
     }
     .boxed()
 }

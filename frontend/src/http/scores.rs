@@ -2,8 +2,8 @@
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use genset_backend_common::card::EndpointType;
 use genset_backend_common::output::Usage;
-use genset_backend_common::{RequestContext, card::EndpointType};
 
 use super::apis::{Call, Reply, new_id};
 use crate::clock::now;
@@ -23,8 +23,7 @@ pub(super) fn rerank(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let parse = move |body: JsonBody<'_>, _: &ParamLimits| RerankRequest::parse(body, most);
         let request = call.parse(parse).await?;
         call.guard.ignores(&request.hints, REASONING_EFFORT);
-        let (ctx, scored) = scored(call, &request.model, request.pairs.clone()).await?;
-        let work = call.app.models.work();
+        let scored = scored(call, &request.model, request.pairs.clone()).await?;
         let bytes = if request.return_documents {
             request.pairs.second().bytes()
         } else {
@@ -34,13 +33,13 @@ pub(super) fn rerank(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             let ranked = RerankedDocuments::of(&request, &scored.scores, scored.prompt_tokens);
             Ok((ranked.json_bytes(), ranked, request.model))
         };
-        let (json_bytes, ranked, model) = work.run(bytes, ctx.deadline(), rank).await?;
+        let (work, deadline) = (call.app.models.work(), call.ctx.deadline());
+        let (json_bytes, ranked, model) = work.run(bytes, deadline, rank).await?;
         // A growing string may reserve as much again.
         (call.guard.memory()).grow(json_bytes.saturating_mul(2))?;
         let id = new_id("rerank-");
-        let write = move |_: &_| Ok(ranked.json(&id, &model));
-        let json = work.run(json_bytes, ctx.deadline(), write);
-        Ok(Reply::Json(json.await?))
+        let write = move || Ok(ranked.json(&id, &model));
+        call.reply(json_bytes, write).await
     }
     .boxed()
 }
@@ -55,30 +54,19 @@ pub(super) fn score(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
             hints,
         } = call.parse(parse).await?;
         call.guard.ignores(&hints, REASONING_EFFORT);
-        let (
-            ctx,
-            Scored {
-                scores,
-                prompt_tokens,
-            },
-        ) = scored(call, &model, pairs).await?;
+        let scored = scored(call, &model, pairs).await?;
+        let (scores, prompt_tokens) = (scored.scores, scored.prompt_tokens);
         let bytes = scores.len().saturating_mul(WRITTEN_SCORE_BYTES);
         call.guard.memory().grow(bytes)?;
         let (id, created) = (new_id("score-"), now());
-        let write = move |_: &_| Ok(scores_json(&id, created, &model, &scores, prompt_tokens));
-        let work = call.app.models.work();
-        let json = work.run(bytes, ctx.deadline(), write);
-        Ok(Reply::Json(json.await?))
+        let write = move || Ok(scores_json(&id, created, &model, &scores, prompt_tokens));
+        call.reply(bytes, write).await
     }
     .boxed()
 }
 
-/// Returns the scores of `pairs` by the model of this name, and the context that its engine received.
-async fn scored(
-    call: &mut Call,
-    model: &str,
-    pairs: TextPairs,
-) -> Result<(RequestContext, Scored), ApiError> {
+/// Returns the scores of `pairs` by the model of this name.
+async fn scored(call: &mut Call, model: &str, pairs: TextPairs) -> Result<Scored, ApiError> {
     call.guard.model(model);
     let model = call.model(model, EndpointType::Scores).await?;
     let ctx = call.admit(&model).await?;
@@ -90,5 +78,5 @@ async fn scored(
         prompt_tokens: scored.prompt_tokens,
         ..Usage::default()
     });
-    Ok((ctx, scored))
+    Ok(scored)
 }
