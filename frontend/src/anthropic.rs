@@ -14,5 +14,5 @@ mod stream;
 
 pub use error::{error_json, param_name};
 pub use request::MessagesRequest;
-pub use response::{Blocks, MessageHead, StopReason, message_json};
+pub use response::{Blocks, MessageHead, message_json};
 pub use stream::MessageEncoder;

@@ -46,45 +46,15 @@ impl MessageHead {
     }
 }
 
-/// Why a message ended, in Anthropic's terms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// A natural end.
-    EndTurn,
-    /// `max_tokens`, or the end of the context.
-    MaxTokens,
-    /// One of the `stop_sequences`.
-    StopSequence,
-    /// The model calls tools.
-    ToolUse,
-    /// A content filter.
-    Refusal,
-}
-
-impl StopReason {
-    /// The stop reason of an answer. If the answer was cut short, that takes precedence over calls.
-    #[must_use]
-    pub fn new(end: &AnswerEnd, has_calls: bool) -> Self {
-        match end.reason {
-            FinishReason::Stop if end.stop_string.is_some() => Self::StopSequence,
-            FinishReason::Stop if has_calls => Self::ToolUse,
-            FinishReason::Stop => Self::EndTurn,
-            // Nobody reads a cancelled answer; if somebody does, it was cut short.
-            FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
-            FinishReason::ContentFilter => Self::Refusal,
-        }
-    }
-
-    /// The name in JSON.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::EndTurn => "end_turn",
-            Self::MaxTokens => "max_tokens",
-            Self::StopSequence => "stop_sequence",
-            Self::ToolUse => "tool_use",
-            Self::Refusal => "refusal",
-        }
+/// Why a message ended, in Anthropic's terms. If the answer was cut short, that takes precedence over calls.
+pub(super) fn stop_reason(end: &AnswerEnd, has_calls: bool) -> &'static str {
+    match end.reason {
+        FinishReason::Stop if end.stop_string.is_some() => "stop_sequence",
+        FinishReason::Stop if has_calls => "tool_use",
+        FinishReason::Stop => "end_turn",
+        // Nobody reads a cancelled answer; if somebody does, it was cut short.
+        FinishReason::Length | FinishReason::Cancelled => "max_tokens",
+        FinishReason::ContentFilter => "refusal",
     }
 }
 
@@ -188,7 +158,7 @@ pub fn message_json(head: &MessageHead, blocks: Blocks, end: &AnswerEnd, has_cal
     end.add_to(&mut usage);
     let mut response = head.begun(&usage);
     response["content"] = blocks.into_content().into();
-    response["stop_reason"] = StopReason::new(end, has_calls).name().into();
+    response["stop_reason"] = stop_reason(end, has_calls).into();
     response["stop_sequence"] = head.stop_sequence(end).into();
     response
 }

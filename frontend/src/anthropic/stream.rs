@@ -5,7 +5,7 @@ use genset_backend_common::output::Usage;
 use serde_json::{Value, json};
 
 use super::error::error_json;
-use super::response::{MessageHead, StopReason, usage_json};
+use super::response::{MessageHead, stop_reason, usage_json};
 use crate::answer::AnswerEnd;
 use crate::error::ApiError;
 use crate::markup::Delta;
@@ -98,7 +98,7 @@ impl MessageEncoder {
     /// Writes the last events.
     pub fn finish(&mut self, end: &AnswerEnd, has_calls: bool, out: &mut BytesMut) {
         self.close(out);
-        let reason = StopReason::new(end, has_calls).name();
+        let reason = stop_reason(end, has_calls);
         let mut usage = Usage::default();
         end.add_to(&mut usage);
         let delta = json!({

@@ -17,7 +17,7 @@ use tokio::task::coop::has_budget_remaining;
 use super::metrics::RequestGuard;
 use crate::answer::{Answer, AnswerEnd, TotalUsage};
 use crate::error::ApiError;
-use crate::openai::{ChoiceEnd, ChunkEncoder};
+use crate::openai::{ChunkEncoder, finish_reason};
 use crate::pipeline::Answers;
 
 /// Tokens that are ready together are sent together, up to about this many bytes: one write, and a bound on what a fast engine
@@ -240,7 +240,7 @@ impl EventBody {
         let ending = answer.end(|delta, rated| {
             self.encoder.delta(index, delta, rated, &mut self.buffer);
         });
-        let reason = ChoiceEnd::new(&end, ending.has_calls, ending.has_open_call);
+        let reason = finish_reason(&end, ending.has_calls, ending.has_open_call);
         self.encoder
             .finish(index, reason, &ending.rated, &mut self.buffer);
         self.total.add(&end, ending.reasoning_tokens);

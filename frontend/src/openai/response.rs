@@ -67,50 +67,21 @@ pub struct CompletionHead {
     pub model: String,
 }
 
-/// Why a choice ended, as reported to clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChoiceEnd {
-    /// The engine's reason.
-    Engine(FinishReason),
-    /// The model calls tools.
-    ToolCalls,
-}
-
-impl ChoiceEnd {
-    /// The finish reason of an answer. Reaching the length limit takes precedence over calls, and so does a stop string that
-    /// cut the last call.
-    #[must_use]
-    pub fn new(end: &AnswerEnd, has_calls: bool, has_open_call: bool) -> Self {
-        let is_cut = has_open_call && end.stop_string.is_some();
-        if has_calls && end.reason == FinishReason::Stop && !is_cut {
-            Self::ToolCalls
-        } else {
-            Self::Engine(end.reason)
-        }
-    }
-
-    /// The reason in OpenAI's terms.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            // Nobody reads a cancelled answer; if somebody does, it was cut short.
-            Self::Engine(FinishReason::Length | FinishReason::Cancelled) => "length",
-            Self::Engine(FinishReason::Stop) => "stop",
-            Self::Engine(FinishReason::ContentFilter) => "content_filter",
-            Self::ToolCalls => "tool_calls",
-        }
-    }
-}
-
-impl From<FinishReason> for ChoiceEnd {
-    fn from(reason: FinishReason) -> Self {
-        Self::Engine(reason)
+/// Why an answer ended, in OpenAI's terms. Reaching the length limit takes precedence over calls, and so does a stop string
+/// that cut the last call.
+pub(crate) fn finish_reason(end: &AnswerEnd, has_calls: bool, has_open_call: bool) -> &'static str {
+    let is_cut = has_open_call && end.stop_string.is_some();
+    match end.reason {
+        FinishReason::Stop if has_calls && !is_cut => "tool_calls",
+        FinishReason::Stop => "stop",
+        // Nobody reads a cancelled answer; if somebody does, it was cut short.
+        FinishReason::Length | FinishReason::Cancelled => "length",
+        FinishReason::ContentFilter => "content_filter",
     }
 }
 
 /// The `usage` object. Uncounted tokens are 0.
-#[must_use]
-pub fn usage_json(total: &TotalUsage) -> Value {
+fn usage_json(total: &TotalUsage) -> Value {
     let TotalUsage {
         usage,
         reasoning_tokens,
@@ -148,7 +119,7 @@ pub fn completed_choice(api: Api, index: usize, answer: &Completed) -> Value {
         has_open_call,
     } = answer;
     let has_calls = !message.tool_calls.is_empty();
-    let reason = ChoiceEnd::new(end, has_calls, *has_open_call).name();
+    let reason = finish_reason(end, has_calls, *has_open_call);
     let logprobs = rated.as_ref().map(|rated| logprobs_json(api, rated));
     match api {
         Api::Chat => json!({
@@ -335,13 +306,7 @@ impl ChunkEncoder {
     }
 
     /// Writes the last event of a choice, with its finish reason and the remaining log probabilities.
-    pub fn finish(
-        &self,
-        index: usize,
-        reason: impl Into<ChoiceEnd>,
-        rated: &[TokenLogprobs],
-        out: &mut BytesMut,
-    ) {
+    pub fn finish(&self, index: usize, reason: &str, rated: &[TokenLogprobs], out: &mut BytesMut) {
         self.begin(index, out);
         out.put_slice(match self.api {
             Api::Chat => b",\"delta\":{}".as_slice(),
@@ -349,7 +314,7 @@ impl ChunkEncoder {
         });
         self.put_logprobs(rated, out);
         out.put_slice(b",\"finish_reason\":\"");
-        out.put_slice(reason.into().name().as_bytes());
+        out.put_slice(reason.as_bytes());
         out.put_slice(b"\"}");
         out.put_slice(self.after_choices);
     }

@@ -218,7 +218,7 @@ proptest! {
             let mut out = BytesMut::new();
             encoder.start(index, &mut out);
             encoder.text(index, &text, &mut out);
-            encoder.finish(index, FinishReason::Stop, &[], &mut out);
+            encoder.finish(index, "stop", &[], &mut out);
             encoder.usage(&TotalUsage::default(), &mut out);
             let events = events(&out);
             prop_assert_eq!(events.len(), if api == Api::Chat { 4 } else { 3 });
@@ -272,12 +272,12 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
             (FinishReason::Cancelled, "length"),
             (FinishReason::ContentFilter, "content_filter"),
         ] {
-            let choice =
-                completed_choice(api, 5, &completed(Message::from("text".to_owned()), reason));
+            let answer = completed(Message::from("text".to_owned()), reason);
+            let choice = completed_choice(api, 5, &answer);
             let whole = response_json(&head(api, "m"), vec![choice], &total);
             let encoder = ChunkEncoder::new(&head(api, "m"), true);
             let mut out = BytesMut::new();
-            encoder.finish(5, reason, &[], &mut out);
+            encoder.finish(5, finish_reason(&answer.end, false, false), &[], &mut out);
             encoder.usage(&total, &mut out);
             let streamed = events(&out);
             for end in [&whole["choices"][0], &streamed[0]["choices"][0]] {
