@@ -1,6 +1,7 @@
 //! [`ItemJson`] serializes an item. It copies nothing, because an item may have megabytes of text and is written several
 //! times.
 
+use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -103,91 +104,45 @@ impl<'a> ItemJson<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct MessageJson<'a> {
-    id: &'a str,
-    r#type: &'static str,
-    role: &'static str,
-    status: &'a str,
-    content: Vec<PartJson<'a>>,
-}
-
-#[derive(Serialize)]
-struct ReasoningJson<'a> {
-    id: &'a str,
-    r#type: &'static str,
-    summary: [(); 0],
-    content: Vec<PartJson<'a>>,
-    encrypted_content: (),
-    status: &'a str,
-}
-
-#[derive(Serialize)]
-struct CallJson<'a> {
-    id: &'a str,
-    r#type: &'static str,
-    call_id: &'a str,
-    name: &'a str,
-    arguments: &'a str,
-    status: &'a str,
-}
-
-#[derive(Serialize)]
-struct CallOutputJson<'a> {
-    id: &'a str,
-    r#type: &'static str,
-    call_id: &'a str,
-    output: &'a str,
-    status: &'a str,
-}
-
 impl Serialize for ItemJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let status = self.status;
+        let mut object = serializer.serialize_map(None)?;
+        object.serialize_entry("id", self.item.id())?;
         match self.item {
-            Item::Message { id, speaker, .. } => MessageJson {
-                id,
-                r#type: "message",
-                role: speaker.name(),
-                status,
-                content: self.content(),
+            Item::Message { speaker, .. } => {
+                object.serialize_entry("type", "message")?;
+                object.serialize_entry("role", speaker.name())?;
+                object.serialize_entry("status", self.status)?;
+                object.serialize_entry("content", &self.content())?;
             }
-            .serialize(serializer),
-            Item::Reasoning { id, .. } => ReasoningJson {
-                id,
-                r#type: "reasoning",
-                summary: [],
-                content: self.content(),
-                encrypted_content: (),
-                status,
+            Item::Reasoning { .. } => {
+                object.serialize_entry("type", "reasoning")?;
+                object.serialize_entry("summary", &[(); 0])?;
+                object.serialize_entry("content", &self.content())?;
+                object.serialize_entry("encrypted_content", &())?;
+                object.serialize_entry("status", self.status)?;
             }
-            .serialize(serializer),
             Item::Call {
-                id,
                 call_id,
                 name,
                 arguments,
-            } => CallJson {
-                id,
-                r#type: "function_call",
-                call_id,
-                name,
-                arguments,
-                status,
+                ..
+            } => {
+                object.serialize_entry("type", "function_call")?;
+                object.serialize_entry("call_id", call_id)?;
+                object.serialize_entry("name", name)?;
+                object.serialize_entry("arguments", arguments)?;
+                object.serialize_entry("status", self.status)?;
             }
-            .serialize(serializer),
             Item::CallOutput {
-                id,
-                call_id,
-                output,
-            } => CallOutputJson {
-                id,
-                r#type: "function_call_output",
-                call_id,
-                output,
-                status,
+                call_id, output, ..
+            } => {
+                object.serialize_entry("type", "function_call_output")?;
+                object.serialize_entry("call_id", call_id)?;
+                object.serialize_entry("output", output)?;
+                object.serialize_entry("status", self.status)?;
             }
-            .serialize(serializer),
         }
+        object.end()
     }
 }
