@@ -3,12 +3,13 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::completions::Prompt;
 use super::fields::Fields;
 use super::hints::Hints;
 use super::prompts::read_prompts;
-use super::response::{PromptUsage, json_text};
+use super::response::{json_text, prompt_usage};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
@@ -138,7 +139,7 @@ pub fn embeddings_json(
             .map(item)
             .collect(),
         model,
-        usage: PromptUsage::of(prompt_tokens),
+        usage: prompt_usage(prompt_tokens),
     };
     json_text(&body)
 }
@@ -156,7 +157,7 @@ struct Body<'a> {
     object: &'static str,
     data: Vec<Item<'a>>,
     model: &'a str,
-    usage: PromptUsage,
+    usage: Value,
 }
 
 #[derive(Serialize)]

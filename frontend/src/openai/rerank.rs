@@ -1,10 +1,11 @@
 //! `/v1/rerank`: parses requests and writes responses.
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::hints::Hints;
-use super::response::{PromptUsage, json_text};
+use super::response::{json_text, prompt_usage};
 use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -137,12 +138,8 @@ impl RerankedDocuments {
             object: "list",
             model,
             results: self.ranked.iter().map(result).collect(),
-            usage: PromptUsage::of(self.prompt_tokens),
-            meta: Meta {
-                tokens: MetaTokens {
-                    input_tokens: self.prompt_tokens,
-                },
-            },
+            usage: prompt_usage(self.prompt_tokens),
+            meta: json!({"tokens": {"input_tokens": self.prompt_tokens}}),
         };
         json_text(&body)
     }
@@ -165,8 +162,8 @@ struct RerankBody<'a> {
     object: &'static str,
     model: &'a str,
     results: Vec<RankedResult<'a>>,
-    usage: PromptUsage,
-    meta: Meta,
+    usage: Value,
+    meta: Value,
 }
 
 #[derive(Serialize)]
@@ -180,16 +177,6 @@ struct RankedResult<'a> {
 #[derive(Serialize)]
 struct RankedText<'a> {
     text: &'a str,
-}
-
-#[derive(Serialize)]
-struct Meta {
-    tokens: MetaTokens,
-}
-
-#[derive(Serialize)]
-struct MetaTokens {
-    input_tokens: u32,
 }
 
 #[cfg(test)]

@@ -381,20 +381,9 @@ fn put_call(index: u32, out: &mut BytesMut) {
     put_json(&index, out);
 }
 
-/// The usage of a request for which nothing is generated.
-#[derive(Serialize)]
-pub(super) struct PromptUsage {
-    prompt_tokens: u32,
-    total_tokens: u32,
-}
-
-impl PromptUsage {
-    pub(super) fn of(prompt_tokens: u32) -> Self {
-        Self {
-            prompt_tokens,
-            total_tokens: prompt_tokens,
-        }
-    }
+/// The `usage` object of a request for which nothing is generated.
+pub(super) fn prompt_usage(prompt_tokens: u32) -> Value {
+    json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens})
 }
 
 /// A value of strings and numbers as JSON.

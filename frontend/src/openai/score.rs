@@ -1,10 +1,11 @@
 //! `/v1/score`: parses requests and writes responses.
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::fields::Fields;
 use super::hints::Hints;
-use super::response::{PromptUsage, json_text};
+use super::response::{json_text, prompt_usage};
 use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -82,7 +83,7 @@ pub fn scores_json(
         created,
         model,
         data: scores.iter().enumerate().map(item).collect(),
-        usage: PromptUsage::of(prompt_tokens),
+        usage: prompt_usage(prompt_tokens),
     };
     json_text(&body)
 }
@@ -94,7 +95,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     data: Vec<Item>,
-    usage: PromptUsage,
+    usage: Value,
 }
 
 #[derive(Serialize)]
