@@ -44,16 +44,6 @@ pub struct BadLine {
     pub problem: String,
 }
 
-impl BadLine {
-    fn new(code: &'static str, param: &'static str, problem: &str) -> Self {
-        Self {
-            code,
-            param,
-            problem: problem.to_owned(),
-        }
-    }
-}
-
 /// An input line: a request, kept in a form that takes no more memory than the line.
 #[derive(Debug, Deserialize)]
 pub struct BatchLine {
@@ -100,7 +90,11 @@ impl BatchLine {
     /// # Errors
     /// If the line is not a batch request. Errors in the request itself are reported in its answer.
     pub fn check(&self) -> Result<&'static str, BadLine> {
-        let bad = |code, param, problem: &str| BadLine::new(code, param, problem);
+        let bad = |code, param, problem: &str| BadLine {
+            code,
+            param,
+            problem: problem.to_owned(),
+        };
         let Some(custom_id) = self.custom_id() else {
             let problem = "custom_id must be a string";
             return Err(bad("missing_required_parameter", "custom_id", problem));
