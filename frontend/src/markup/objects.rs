@@ -22,7 +22,8 @@ pub(super) struct Objects {
 struct Object {
     #[serde(default)]
     choices: Vec<Choice>,
-    usage: Option<Usage>,
+    #[serde(default)]
+    usage: Value,
     /// In an object without choices.
     error: Option<Value>,
 }
@@ -62,16 +63,6 @@ struct Function {
     arguments: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct Usage {
-    completion_tokens_details: Option<Details>,
-}
-
-#[derive(Deserialize)]
-struct Details {
-    reasoning_tokens: Option<u32>,
-}
-
 impl Objects {
     /// Reads the next object.
     ///
@@ -86,11 +77,9 @@ impl Objects {
         if let Some(error) = object.error.filter(|_| object.choices.is_empty()) {
             return Err(engines_error(&error));
         }
-        let details = object
-            .usage
-            .and_then(|usage| usage.completion_tokens_details);
-        if let Some(tokens) = details.and_then(|details| details.reasoning_tokens) {
-            self.reasoning_tokens = tokens;
+        let tokens = &object.usage["completion_tokens_details"]["reasoning_tokens"];
+        if let Some(tokens) = tokens.as_u64() {
+            self.reasoning_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         }
         let choices = object.choices.into_iter();
         for choice in choices.filter(|choice| choice.index.unwrap_or(0) == 0) {
