@@ -356,6 +356,25 @@ impl RequestContext {
         self.cancel.token.cancelled().await;
     }
 
+    /// Waits until the request is cancelled or its deadline passes; returns the error of that.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn over(&self) -> EngineError {
+        let deadline = async {
+            match self.deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        let reason = tokio::select! {
+            biased;
+            () = self.cancelled() => self.cancel_reason().unwrap_or(CancelReason::Client),
+            () = deadline => CancelReason::Deadline,
+        };
+        reason.to_error()
+    }
+
     /// Like [`Self::cancelled`], but the future owns its state, for hand-written streams.
     ///
     /// # Cancel safety

@@ -20,7 +20,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_core::Stream;
 use genset_backend_common::{
-    CancelReason, EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext,
+    EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext,
     card::DEFAULT_MIGRATION_LIMIT,
 };
 use genset_runtime::InstanceId;
@@ -274,19 +274,9 @@ impl Ticket {
         ctx: &RequestContext,
         what: impl Future<Output = ()>,
     ) -> Result<(), EngineError> {
-        let deadline = async {
-            match ctx.deadline() {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
-            () = ctx.cancelled() => {
-                let reason = ctx.cancel_reason().unwrap_or(CancelReason::Client);
-                Err(reason.to_error())
-            }
-            () = deadline => Err(CancelReason::Deadline.to_error()),
+            error = ctx.over() => Err(error),
             () = what => Ok(()),
         }
     }

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::context::{CancelReason, RequestContext};
+use crate::error::EngineError;
 use crate::request::TokenId;
 use crate::transfer::TransferParams;
 
@@ -30,6 +32,26 @@ impl Output {
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Finished(_))
+    }
+
+    /// Returns the terminal of a cancelled request that streamed this many tokens: `Finished` if its client cancelled or left.
+    ///
+    /// # Errors
+    /// The error of any other reason.
+    pub fn cancelled(
+        ctx: &RequestContext,
+        prompt_tokens: u32,
+        streamed_tokens: u32,
+    ) -> Result<Self, EngineError> {
+        match ctx.cancel_reason().unwrap_or(CancelReason::Client) {
+            CancelReason::Client => {
+                let finished = Finish::cancelled().into_finished(prompt_tokens, streamed_tokens);
+                Ok(Self::Finished(Box::new(finished)))
+            }
+            reason @ (CancelReason::Deadline
+            | CancelReason::Shutdown
+            | CancelReason::EngineDead) => Err(reason.to_error().with_request_id(ctx.id())),
+        }
     }
 
     /// Returns the number of completion tokens in the item.

@@ -144,27 +144,19 @@ impl Adapter {
             .generate(request, ctx.clone())
             .instrument(ctx.span());
         let call = AssertUnwindSafe(call).catch_unwind();
-        let limit = ctx
-            .deadline()
-            .unwrap_or_else(|| Instant::now() + FAR_FUTURE);
         let answer = tokio::select! {
             biased;
-            answer = tokio::time::timeout_at(limit, call) => answer,
-            () = ctx.cancelled() => {
-                return Err(ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error());
+            answer = call => answer,
+            error = ctx.over() => {
+                // If it was cancelled before, that reason stays.
+                ctx.cancel(CancelReason::Deadline);
+                return Err(error);
             }
         };
-        match answer {
-            Ok(Ok(outputs)) => outputs,
-            Ok(Err(panic)) => {
-                self.telemetry.violation(Violation::Panic);
-                Err(panic_error(ctx, &*panic))
-            }
-            Err(_elapsed) => {
-                ctx.cancel(CancelReason::Deadline);
-                Err(CancelReason::Deadline.to_error())
-            }
-        }
+        answer.unwrap_or_else(|panic| {
+            self.telemetry.violation(Violation::Panic);
+            Err(panic_error(ctx, &*panic))
+        })
     }
 }
 
@@ -184,9 +176,6 @@ impl Drop for CancelOnDrop {
         }
     }
 }
-
-/// Represents "no deadline" where an instant is needed.
-const FAR_FUTURE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Limit of the engine's `abort`. Nothing waits for the call, but its task must end with the worker.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(3);

@@ -85,19 +85,10 @@ impl Admission {
             return Ok(self.permit(permit));
         }
         let waiting = self.queue()?;
-        let deadline = async {
-            match ctx.deadline() {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
         let permit = tokio::select! {
             biased;
-            () = ctx.cancelled() => {
-                return Err(ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error());
-            }
+            error = ctx.over() => return Err(error),
             permit = Arc::clone(&self.permits).acquire_owned() => permit,
-            () = deadline => return Err(CancelReason::Deadline.to_error()),
         };
         drop(waiting);
         permit

@@ -197,16 +197,7 @@ impl Guard {
 
     /// Returns the terminal of a cancelled request.
     fn cancelled(&self) -> Item {
-        match self.ctx.cancel_reason().unwrap_or(CancelReason::Client) {
-            CancelReason::Client => {
-                let finish = Finish::cancelled()
-                    .into_finished(self.ctx.prompt_tokens(), self.streamed_tokens);
-                Ok(Output::Finished(Box::new(finish)))
-            }
-            reason @ (CancelReason::Deadline
-            | CancelReason::Shutdown
-            | CancelReason::EngineDead) => Err(reason.to_error().with_request_id(self.ctx.id())),
-        }
+        Output::cancelled(&self.ctx, self.ctx.prompt_tokens(), self.streamed_tokens)
     }
 }
 

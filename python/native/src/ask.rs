@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use genset_backend_common::spelling::none_of;
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{EngineError, ErrorKind, RequestContext};
 use genset_runtime::plane::{Encoded, ResponseStream};
 use genset_runtime::selection::Selector;
 use genset_runtime::{Client, InstanceId, SelectionMode};
@@ -174,16 +174,14 @@ struct Pump {
 
 impl Pump {
     async fn run(self, target: Target, request: Encoded, ctx: RequestContext) {
-        let cancelled = ctx.clone();
+        let waiting = ctx.clone();
         let work = async {
             let items = self.call(target, request, ctx).await?;
             self.carry(items).await
         };
-        let deadline = cancelled.deadline();
         let ended = tokio::select! {
             biased;
-            () = cancelled.cancelled() => Err(cancelled.cancel_reason().unwrap_or(CancelReason::Client).to_error()),
-            () = until(deadline) => Err(CancelReason::Deadline.to_error()),
+            error = waiting.over() => Err(error),
             ended = work => ended,
         };
         self.inbox.put(Event::Ended(self.stream, ended.err()));
@@ -236,13 +234,6 @@ fn is_refusal(error: &EngineError) -> bool {
         ErrorKind::CannotConnect | ErrorKind::Overloaded | ErrorKind::EngineShutdown
     );
     is_refused && !error.is_own_shortage()
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// A request in progress. Dropping it, or `cancel`, also ends it at the other end.

@@ -8,8 +8,7 @@ use std::task::{Context, Poll, ready};
 use futures_core::Stream;
 use genset_backend_common::output::{Finished, TokenChunk};
 use genset_backend_common::{
-    CancelReason, EngineError, Finish, FinishReason, GenerateRequest, Output, OutputStream,
-    RequestContext, TokenId,
+    EngineError, FinishReason, GenerateRequest, Output, OutputStream, RequestContext, TokenId,
     transfer::{KvTransfers, TransferParams},
 };
 use genset_runtime::InstanceId;
@@ -161,6 +160,14 @@ impl TwoLegs {
         self.request.max_tokens(self.parts.context_length_tokens)
     }
 
+    /// The number of tokens of the prefill leg that were streamed to the client.
+    fn passed(&self) -> u32 {
+        match self.passes_first {
+            true => self.first.len(),
+            false => 0,
+        }
+    }
+
     /// Starts the search for a decode instance.
     fn hand_over(&mut self, transfer: TransferParams) {
         self.since = Instant::now();
@@ -187,14 +194,10 @@ impl TwoLegs {
             }
         };
         self.holds(&routed.holder);
-        let again = match self.passes_first {
-            true => self.first.token_ids.len(),
-            false => 0,
-        };
         self.stage = Stage::Decode(Decode {
             holder: routed.holder,
             outputs: routed.outputs,
-            again,
+            again: usize::try_from(self.passed()).unwrap_or(usize::MAX),
             is_fetching: self.held.is_some(),
         });
     }
@@ -214,10 +217,7 @@ impl TwoLegs {
                     Ok(last) => last,
                     Err(error) => return Some(self.end(Err(error))),
                 };
-                let passed = match self.passes_first {
-                    true => self.first.len(),
-                    false => 0,
-                };
+                let passed = self.passed();
                 let usage = &mut finished.usage;
                 usage.completion_tokens = usage.completion_tokens.max(passed);
                 // The decode instance reports the whole prompt as cached, since it just fetched it.
@@ -265,20 +265,8 @@ impl TwoLegs {
     /// Returns the terminal of a request that was cancelled between its legs.
     fn cancelled(&mut self) -> Item {
         self.stage = Stage::Ended;
-        match self.ctx.cancel_reason().unwrap_or(CancelReason::Client) {
-            CancelReason::Client => {
-                let prompt = self.request.prompt_tokens().unwrap_or(0);
-                let given = match self.passes_first {
-                    true => self.first.len(),
-                    false => 0,
-                };
-                let finished = Finish::cancelled().into_finished(prompt, given);
-                Ok(Output::Finished(Box::new(finished)))
-            }
-            reason @ (CancelReason::Deadline
-            | CancelReason::Shutdown
-            | CancelReason::EngineDead) => Err(reason.to_error().with_request_id(self.ctx.id())),
-        }
+        let prompt = self.request.prompt_tokens().unwrap_or(0);
+        Output::cancelled(&self.ctx, prompt, self.passed())
     }
 
     fn poll_prefill(&mut self, cx: &mut Context<'_>) -> Poll<Option<Option<Item>>> {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_core::Stream;
 use genset_backend_common::{
-    CancelReason, Capabilities, EngineError, ErrorKind, Finish, GenerateRequest, Output,
-    OutputStream, RequestContext,
+    CancelReason, Capabilities, EngineError, ErrorKind, GenerateRequest, Output, OutputStream,
+    RequestContext,
 };
 use genset_runtime::InstanceId;
 use tokio::time::Instant;
@@ -174,12 +174,10 @@ impl MigratingStream {
     /// Returns the terminal of a request that no instance took.
     fn give_up(&self, cause: &EngineError, waits: bool, last: EngineError) -> Item {
         match self.ctx.cancel_reason() {
-            Some(CancelReason::Client) => {
+            Some(_) => {
                 let prompt = self.request.prompt_tokens().unwrap_or(0);
-                let finish = Finish::cancelled().into_finished(prompt, self.resumed);
-                Ok(Output::Finished(Box::new(finish)))
+                Output::cancelled(&self.ctx, prompt, self.resumed)
             }
-            Some(reason) => Err(reason.to_error().with_request_id(self.ctx.id())),
             None if self.ctx.time_left() == Some(Duration::ZERO) => {
                 self.parts.metrics.failed(Stuck::Deadline);
                 Err(CancelReason::Deadline
@@ -366,19 +364,12 @@ impl Search {
     async fn ask(&self, left_out: &[InstanceId]) -> Result<Routed, EngineError> {
         let (request, ctx) = (self.request.clone(), self.ctx.clone());
         let asked = self.parts.below.route(request, ctx, left_out);
-        let over = async {
-            match self.ctx.deadline() {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
-            () = self.ctx.cancelled() => Err(self.ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error()),
+            error = self.ctx.over() => Err(error),
             asked = asked => asked,
             // The layers below also wait briefly for another instance.
             () = self.parts.nobody_comes.cancelled() => Err(CancelReason::Shutdown.to_error()),
-            () = over => Err(CancelReason::Deadline.to_error()),
         }
     }
 }

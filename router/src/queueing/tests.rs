@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
 use futures_util::FutureExt;
-use genset_backend_common::MetricsRegistry;
+use genset_backend_common::{CancelReason, MetricsRegistry};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
