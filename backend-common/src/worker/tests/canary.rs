@@ -10,7 +10,8 @@ use serde_json::Value;
 use super::fakes::Call::Probe;
 use super::fakes::World;
 use super::fakes::{
-    config, counting, ended, one_token_then_silence, request, serving, slowly, stop_cleanly,
+    config, counting, ended, one_token_then_silence, raw_items, request, serving, slowly,
+    stop_cleanly,
 };
 use super::transcript::{End, Transcript, read};
 use crate::card::EndpointType;
@@ -19,7 +20,7 @@ use crate::context::RequestContext;
 use crate::error::{EngineError, ErrorKind};
 use crate::output::{OutputStream, stream};
 use crate::request::{GenerateRequest, Input};
-use crate::worker::{CanaryConfig, Outcome, StopCause, WorkerConfig};
+use crate::worker::{CanaryConfig, Outcome, StopCause, WorkerConfig, WorkerHandle};
 
 const INTERVAL: Duration = Duration::from_secs(30);
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,6 +38,24 @@ fn watched() -> WorkerConfig {
 
 fn silent(ctx: RequestContext) -> OutputStream {
     stream(ctx, |_out| std::future::pending())
+}
+
+/// Sends one request after another until the worker refuses them, because its engine counts as dead.
+async fn dies_despite_requests(
+    handle: &WorkerHandle,
+    ask: impl AsyncFn() -> Result<OutputStream, EngineError>,
+) {
+    let clients = async {
+        loop {
+            match ask().await {
+                Ok(outputs) => drop(read(outputs).await),
+                Err(refused) => break refused.kind(),
+            }
+        }
+    };
+    let (report, refused) = tokio::join!(ended(handle), clients);
+    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
+    assert_eq!(refused, ErrorKind::EngineShutdown);
 }
 
 fn declare_whole_bodies(world: &World) {
@@ -100,15 +119,9 @@ async fn an_engine_that_fails_every_canary_is_dead_however_it_fails() {
     let refuses: Answer = || Err(EngineError::internal("broken"));
     let fails: Answer = || {
         let item = Err(EngineError::internal("broken"));
-        Ok(OutputStream::from_raw(Box::pin(
-            futures_util::stream::iter([item]),
-        )))
+        Ok(raw_items([item]))
     };
-    let just_ends: Answer = || {
-        Ok(OutputStream::from_raw(Box::pin(
-            futures_util::stream::empty(),
-        )))
-    };
+    let just_ends: Answer = || Ok(raw_items([]));
     let panics: Answer = || panic!("as planned");
     for (name, answer) in [
         ("refuses", refuses),
@@ -148,17 +161,7 @@ async fn requests_that_time_out_on_a_silent_engine_are_no_sign_of_life() {
     config.limits.request_timeout = Some(Duration::from_secs(7));
     let handle = serving(&world, config).await;
     world.answer_with(|_, ctx| Ok(silent(ctx)));
-    let clients = async {
-        loop {
-            match world.generate(request(), RequestContext::new("r")).await {
-                Ok(outputs) => drop(read(outputs).await),
-                Err(refused) => break refused.kind(),
-            }
-        }
-    };
-    let (report, refused) = tokio::join!(ended(&handle), clients);
-    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
-    assert_eq!(refused, ErrorKind::EngineShutdown);
+    dies_despite_requests(&handle, || world.send("r")).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,8 +212,7 @@ async fn an_engine_that_refuses_for_overload_lives() {
     (config.limits.request_timeout, config.limits.idle_timeout) = (None, None);
     let handle = serving(&world, config).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
-    let busy = world.generate(request(), RequestContext::new("busy"));
-    let busy = busy.await.unwrap();
+    let busy = world.send("busy").await.unwrap();
     tokio::time::sleep(INTERVAL * 20).await;
     assert!(world.count(Probe) > 10);
     handle.ready().await.unwrap();
@@ -302,17 +304,7 @@ async fn an_answer_that_comes_whole_has_its_time_and_later_ones_add_none() {
     let long = read(ask().await.unwrap()).await;
     assert_eq!(long, Transcript::failed(ErrorKind::DeadlineExceeded, &[]));
     assert!(handle.status().borrow().is_ready());
-    let clients = async {
-        loop {
-            match ask().await {
-                Ok(outputs) => drop(read(outputs).await),
-                Err(refused) => break refused.kind(),
-            }
-        }
-    };
-    let (report, refused) = tokio::join!(ended(&handle), clients);
-    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
-    assert_eq!(refused, ErrorKind::EngineShutdown);
+    dies_despite_requests(&handle, ask).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -333,10 +325,7 @@ async fn clients_that_read_nothing_do_not_make_the_engine_look_dead() {
     config.limits.max_running = 1;
     (config.limits.idle_timeout, config.limits.request_timeout) = (None, None);
     let handle = serving(&world, config).await;
-    let unread = world
-        .generate(request(), RequestContext::new("unread"))
-        .await
-        .unwrap();
+    let unread = world.send("unread").await.unwrap();
     tokio::time::sleep(10 * (INTERVAL + TIMEOUT)).await;
     assert!(world.count(Probe) > 3);
     drop(unread);

@@ -9,11 +9,8 @@ use tokio::time::Instant;
 use super::fakes::Act::{Hang, Panic};
 use super::fakes::Call::{Cleanup, Close, Drain, Unlist};
 use super::fakes::{Call, World};
-use super::fakes::{
-    config, ended, one_token_then_silence, request, serving, slowly, spawn, stop_cleanly,
-};
+use super::fakes::{config, ended, one_token_then_silence, serving, slowly, spawn, stop_cleanly};
 use super::transcript::{End, read};
-use crate::context::RequestContext;
 use crate::error::ErrorKind;
 use crate::output::{FinishReason, OutputStream};
 use crate::worker::{Draining, Fault, Outcome, State, StopCause, WorkerHandle};
@@ -46,8 +43,7 @@ async fn stuck() -> (Arc<World>, WorkerHandle, OutputStream) {
     let world = World::new();
     let handle = serving(&world, config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
-    let ctx = RequestContext::new("stuck");
-    let mut outputs = world.generate(request(), ctx).await.unwrap();
+    let mut outputs = world.send("stuck").await.unwrap();
     outputs.next().await.unwrap().unwrap();
     (world, handle, outputs)
 }
@@ -57,8 +53,7 @@ async fn requests_in_flight_finish_within_the_grace() {
     let world = World::new();
     let handle = serving(&world, config()).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, Duration::from_secs(5))));
-    let ctx = RequestContext::new("r");
-    let outputs = world.generate(request(), ctx).await.unwrap();
+    let outputs = world.send("r").await.unwrap();
     handle.stop();
     let answer = read(outputs).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
@@ -94,8 +89,7 @@ async fn new_requests_are_refused_while_draining_and_told_to_come_back() {
     handle.stop();
     handle.states().wait_for(is_finishing).await.unwrap();
     let seen = world.count(Call::Generate);
-    let ctx = RequestContext::new("late");
-    let error = world.generate(request(), ctx).await.unwrap_err();
+    let error = world.send("late").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EngineShutdown);
     assert!(error.details().retry_after.is_some());
     assert_eq!(world.count(Call::Generate), seen);
@@ -110,9 +104,8 @@ async fn a_request_that_waits_for_admission_ends_with_the_grace() {
     config.limits.max_running = 1;
     let handle = serving(&world, config).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
-    let running = world.generate(request(), RequestContext::new("running"));
-    let running = running.await.unwrap();
-    let waiting = world.generate(request(), RequestContext::new("waiting"));
+    let running = world.send("running").await.unwrap();
+    let waiting = world.send("waiting");
     let (refused, end, report) = tokio::join!(waiting, read(running), async {
         handle.stop();
         ended(&handle).await
@@ -188,8 +181,7 @@ async fn shutdown_after_stop_is_no_second_signal() {
     let world = World::new();
     let handle = serving(&world, config()).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, Duration::from_secs(1))));
-    let outputs = world.generate(request(), RequestContext::new("r"));
-    let outputs = outputs.await.unwrap();
+    let outputs = world.send("r").await.unwrap();
     handle.stop();
     let (report, answer) = tokio::join!(handle.shutdown(), read(outputs));
     assert_eq!(report.outcome, Outcome::Clean);
@@ -234,8 +226,7 @@ async fn a_handle_dropped_after_a_stop_is_no_second_signal() {
     let world = World::new();
     let handle = serving(&world, config()).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, Duration::from_secs(1))));
-    let outputs = world.generate(request(), RequestContext::new("r"));
-    let outputs = outputs.await.unwrap();
+    let outputs = world.send("r").await.unwrap();
     let mut states = handle.states();
     handle.stop();
     states.wait_for(is_finishing).await.unwrap();
@@ -268,7 +259,7 @@ async fn everything_asked_of_a_stopped_worker_is_answered() {
     handle.stop();
     assert_eq!(handle.ready().await.unwrap_err().outcome, Outcome::Clean);
     assert_eq!(handle.stopped().await.outcome, Outcome::Clean);
-    let late = world.generate(request(), RequestContext::new("late")).await;
+    let late = world.send("late").await;
     assert_eq!(late.unwrap_err().kind(), ErrorKind::EngineShutdown);
     assert_eq!(handle.shutdown().await.outcome, Outcome::Clean);
 }

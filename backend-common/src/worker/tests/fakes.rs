@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_core::Stream;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -15,7 +16,7 @@ use crate::controls::EngineControls;
 use crate::engine::{DrainContext, LLMEngine, StartContext};
 use crate::error::EngineError;
 use crate::handles::MetricsRegistry;
-use crate::output::{self, Finish, OutputStream};
+use crate::output::{self, Finish, Output, OutputStream};
 use crate::ports::{Offer, Registrar, Registration};
 use crate::request::GenerateRequest;
 use crate::worker::{CanaryConfig, Outcome, Report, Worker, WorkerConfig, WorkerHandle};
@@ -170,6 +171,11 @@ impl World {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         self.offer().generate.generate(request, ctx).await
+    }
+
+    /// Sends a [`request`].
+    pub(super) async fn send(&self, id: &str) -> Result<OutputStream, EngineError> {
+        self.generate(request(), RequestContext::new(id)).await
     }
 
     pub(super) fn offer(&self) -> Offer {
@@ -387,6 +393,22 @@ pub(super) fn request() -> GenerateRequest {
 
 /// The number of prompt tokens in [`request`].
 pub(super) const PROMPT_TOKENS: u32 = 2;
+
+/// Streams items as they are.
+pub(super) fn raw(
+    items: impl Stream<Item = Result<Output, EngineError>> + Send + 'static,
+) -> OutputStream {
+    OutputStream::from_raw(Box::pin(items))
+}
+
+/// Like [`raw`], with all items ready.
+pub(super) fn raw_items<I>(items: I) -> OutputStream
+where
+    I: IntoIterator<Item = Result<Output, EngineError>>,
+    I::IntoIter: Send + 'static,
+{
+    raw(futures_util::stream::iter(items))
+}
 
 /// Streams the tokens 0, 1, 2, ... up to `max_tokens`, at once.
 pub(super) fn counting(request: GenerateRequest, ctx: RequestContext) -> OutputStream {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream;
 use tokio::time::Instant;
 
 use super::fakes::Act::{Error, Hang, Panic, Succeed};
@@ -11,7 +12,7 @@ use super::fakes::Call::{
 };
 use super::fakes::{Act, Call, World};
 use super::fakes::{
-    config, counting, ended, one_token_then_silence, request, serving, spawn, stop_cleanly,
+    config, counting, ended, one_token_then_silence, raw, raw_items, serving, spawn, stop_cleanly,
 };
 use super::transcript::{End, read};
 use crate::config::EngineConfig;
@@ -113,25 +114,25 @@ async fn a_canary_whose_stream_goes_wrong_is_never_listed() {
     let table: &[(&str, Answer, ErrorKind)] = &[
         (
             "ends without a terminal",
-            || OutputStream::from_raw(Box::pin(futures_util::stream::empty())),
+            || raw_items([]),
             ErrorKind::StreamIncomplete,
         ),
         (
             "hangs",
-            || OutputStream::from_raw(Box::pin(futures_util::stream::pending())),
+            || raw(stream::pending()),
             ErrorKind::DeadlineExceeded,
         ),
         (
             "ends with an error",
             || {
                 let error = EngineError::new(ErrorKind::Unavailable, "no device");
-                OutputStream::from_raw(Box::pin(futures_util::stream::iter([Err(error)])))
+                raw_items([Err(error)])
             },
             ErrorKind::Unavailable,
         ),
         (
             "panics",
-            || OutputStream::from_raw(Box::pin(futures_util::stream::poll_fn(|_| panic!("bad")))),
+            || raw(stream::poll_fn(|_| panic!("bad"))),
             ErrorKind::Internal,
         ),
     ];
@@ -165,11 +166,7 @@ async fn a_canary_that_breaks_a_rule_names_it_in_one_line() {
     for (rule, answer) in rules {
         let world = World::new();
         world.declare(EngineConfig::new("m", 16).with_vocab_size(10));
-        world.answer_with(move |_, _| {
-            Ok(OutputStream::from_raw(Box::pin(
-                futures_util::stream::iter(answer()),
-            )))
-        });
+        world.answer_with(move |_, _| Ok(raw_items(answer())));
         let report = ended(&spawn(&world, config())).await;
         assert_eq!(report.outcome, Failed(CanaryFailed), "{rule}");
         let told = report.error.unwrap().to_string();
@@ -290,7 +287,7 @@ async fn a_lost_lease_is_listed_again_until_discovery_answers_and_nothing_restar
     let mut states = handle.states();
     let relisting = State::Serving(Listing::Relisting);
     states.wait_for(|state| *state == relisting).await.unwrap();
-    let answer = read(world.generate(request(), ctx("meanwhile")).await.unwrap()).await;
+    let answer = read(world.send("meanwhile").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3], "requests are served meanwhile");
     let listed = State::Serving(Listing::Listed);
     states.wait_for(|state| *state == listed).await.unwrap();
@@ -394,14 +391,14 @@ async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again
     let mut states = handle.states();
     states.wait_for(|state| *state == waiting).await.unwrap();
     assert!(!handle.status().borrow().is_ready());
-    let refused = world.generate(request(), ctx("meanwhile")).await;
+    let refused = world.send("meanwhile").await;
     let error = refused.err().unwrap();
     assert!(error.policy().is_migratable && error.details().retry_after.is_some());
     world.answer_with(|request, ctx| Ok(counting(request, ctx)));
     world.set_down(false);
     let listed = State::Serving(Listing::Listed);
     states.wait_for(|state| *state == listed).await.unwrap();
-    let answer = read(world.generate(request(), ctx("after")).await.unwrap()).await;
+    let answer = read(world.send("after").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
     let counts = [Start, Serve, Probe, List, Unlist, Cleanup].map(|call| world.count(call));
@@ -479,12 +476,7 @@ async fn the_first_error_is_the_one_reported() {
 async fn streams(world: &Arc<World>, count: usize) -> Vec<OutputStream> {
     let mut streams = Vec::new();
     for index in 0..count {
-        let ctx = ctx(&format!("r{index}"));
-        streams.push(world.generate(request(), ctx).await.unwrap());
+        streams.push(world.send(&format!("r{index}")).await.unwrap());
     }
     streams
-}
-
-fn ctx(id: &str) -> crate::context::RequestContext {
-    crate::context::RequestContext::new(id)
 }

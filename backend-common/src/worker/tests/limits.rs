@@ -15,8 +15,8 @@ use super::fakes::{
 use super::transcript::{Transcript, read};
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::{CancelReason, RequestContext};
-use crate::error::{EngineError, ErrorKind};
-use crate::output::{Finish, FinishReason, OutputStream, stream};
+use crate::error::ErrorKind;
+use crate::output::{Finish, FinishReason, stream};
 use crate::request::{Input, ScorePair};
 use crate::worker::{WorkerConfig, WorkerHandle};
 
@@ -36,10 +36,6 @@ fn narrow() -> WorkerConfig {
     let mut config = config();
     (config.limits.max_running, config.limits.max_waiting) = (1, 2);
     config
-}
-
-async fn send(world: &World, id: &str) -> Result<OutputStream, EngineError> {
-    world.generate(request(), RequestContext::new(id)).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -72,7 +68,7 @@ async fn a_request_cancelled_before_its_first_token_pays_for_its_prompt() {
 #[tokio::test(start_paused = true)]
 async fn dropping_a_stream_cancels_the_request_tells_the_engine_and_frees_its_place() {
     let (world, handle) = stalling(config()).await;
-    let outputs = send(&world, "dropped").await.unwrap();
+    let outputs = world.send("dropped").await.unwrap();
     assert_eq!(world.metric(RUNNING), 1);
     let seen = world.last_seen();
     assert!(!seen.is_cancelled());
@@ -101,7 +97,7 @@ async fn dropping_the_call_of_generate_cancels_the_request_and_frees_its_place()
 async fn a_finished_request_is_not_aborted() {
     let world = World::new();
     let handle = serving(&world, config()).await;
-    read(send(&world, "r").await.unwrap()).await;
+    read(world.send("r").await.unwrap()).await;
     assert_eq!(world.metric(RUNNING), 0);
     assert!(!world.last_seen().is_cancelled());
     stop_cleanly(&handle).await;
@@ -162,7 +158,7 @@ async fn a_deadline_covers_the_call_of_generate_and_the_wait_before_it() {
     let reason = world.last_seen().cancel_reason();
     assert_eq!(reason, Some(CancelReason::Deadline));
 
-    let running = send(&world, "running").await.unwrap();
+    let running = world.send("running").await.unwrap();
     let refused = world.generate(request(), in_3_s()).await;
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     assert_eq!(world.metric(WAITING), 0);
@@ -196,13 +192,13 @@ async fn a_silent_engine_meets_the_idle_limit_and_a_slow_one_does_not() {
     (config.limits.idle_timeout, config.limits.request_timeout) = (Some(idle), None);
     let (world, handle) = stalling(config).await;
     let start = Instant::now();
-    let outputs = send(&world, "silent").await.unwrap();
+    let outputs = world.send("silent").await.unwrap();
     let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[0]);
     assert_eq!(read(outputs).await, failed);
     assert!(start.elapsed() >= idle && start.elapsed() <= idle * 2);
 
     world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle - Duration::from_secs(1))));
-    let answer = read(send(&world, "slow").await.unwrap()).await;
+    let answer = read(world.send("slow").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
 }
@@ -252,7 +248,7 @@ async fn the_wait_for_a_place_inside_generate_is_no_silence_of_the_stream() {
     let handle = serving(&world, config).await;
     world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle / 2)));
     world.plan(Generate, [Late(idle * 3)]);
-    let answer = read(send(&world, "waited").await.unwrap()).await;
+    let answer = read(world.send("waited").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
 }
@@ -266,7 +262,7 @@ async fn an_engine_that_computes_steps_is_not_silent() {
     let world = World::new();
     let handle = serving(&world, config).await;
     world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle * 5)));
-    let waiting = send(&world, "waiting").await.unwrap();
+    let waiting = world.send("waiting").await.unwrap();
     let steps = async {
         for _ in 0..60 {
             tokio::time::sleep(idle / 2).await;
@@ -277,7 +273,7 @@ async fn an_engine_that_computes_steps_is_not_silent() {
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
 
     let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[]);
-    assert_eq!(read(send(&world, "silent").await.unwrap()).await, failed);
+    assert_eq!(read(world.send("silent").await.unwrap()).await, failed);
     stop_cleanly(&handle).await;
 }
 
@@ -304,21 +300,21 @@ async fn an_engine_that_answers_others_is_not_silent_before_the_first_item() {
     assert_eq!((waiting.tokens.len(), busy.tokens.len()), (1, 20));
 
     let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[]);
-    assert_eq!(read(send(&world, "alone").await.unwrap()).await, failed);
+    assert_eq!(read(world.send("alone").await.unwrap()).await, failed);
     stop_cleanly(&handle).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_run_wait_or_are_refused_in_this_order() {
     let (world, handle) = stalling(narrow()).await;
-    let running = send(&world, "running").await.unwrap();
-    let mut first = Box::pin(send(&world, "first"));
-    let mut second = Box::pin(send(&world, "second"));
+    let running = world.send("running").await.unwrap();
+    let mut first = Box::pin(world.send("first"));
+    let mut second = Box::pin(world.send("second"));
     assert!(first.as_mut().now_or_never().is_none());
     assert!(second.as_mut().now_or_never().is_none());
     assert_eq!((world.metric(RUNNING), world.metric(WAITING)), (1, 2));
 
-    let error = send(&world, "refused").await.unwrap_err();
+    let error = world.send("refused").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Overloaded);
     assert!(error.details().retry_after.is_some());
 
@@ -338,11 +334,11 @@ async fn requests_run_wait_or_are_refused_in_this_order() {
 #[tokio::test(start_paused = true)]
 async fn a_late_request_does_not_overtake_those_that_wait() {
     let (world, handle) = stalling(narrow()).await;
-    let running = send(&world, "running").await.unwrap();
-    let mut waiting = Box::pin(send(&world, "waiting"));
+    let running = world.send("running").await.unwrap();
+    let mut waiting = Box::pin(world.send("waiting"));
     assert!(waiting.as_mut().now_or_never().is_none());
     drop(running);
-    let mut late = Box::pin(send(&world, "late"));
+    let mut late = Box::pin(world.send("late"));
     assert!(late.as_mut().now_or_never().is_none());
     drop(waiting.await.unwrap());
     drop(late.await.unwrap());
@@ -352,7 +348,7 @@ async fn a_late_request_does_not_overtake_those_that_wait() {
 #[tokio::test(start_paused = true)]
 async fn a_waiting_request_can_be_cancelled_or_dropped_and_leaves_no_trace() {
     let (world, handle) = stalling(narrow()).await;
-    let running = send(&world, "running").await.unwrap();
+    let running = world.send("running").await.unwrap();
     let seen = world.count(Generate);
 
     let ctx = RequestContext::new("cancelled");
@@ -361,10 +357,10 @@ async fn a_waiting_request_can_be_cancelled_or_dropped_and_leaves_no_trace() {
     ctx.cancel(CancelReason::Client);
     assert_eq!(cancelled.await.unwrap_err().kind(), ErrorKind::Cancelled);
 
-    assert!(send(&world, "dropped").now_or_never().is_none());
+    assert!(world.send("dropped").now_or_never().is_none());
     assert_eq!((world.metric(RUNNING), world.metric(WAITING)), (1, 0));
     drop(running);
-    drop(send(&world, "next").await.unwrap());
+    drop(world.send("next").await.unwrap());
     assert_eq!(
         world.count(Generate),
         seen + 1,

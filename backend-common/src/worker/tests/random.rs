@@ -9,7 +9,9 @@ use proptest::prelude::*;
 use tokio::task::JoinSet;
 
 use super::fakes::{Act, Call, World};
-use super::fakes::{config, counting, ended, one_token_then_silence, request, spawn};
+use super::fakes::{
+    config, counting, ended, one_token_then_silence, raw, raw_items, request, spawn,
+};
 use super::transcript::read;
 use crate::context::RequestContext;
 use crate::error::EngineError;
@@ -127,17 +129,12 @@ impl Scenario {
 }
 
 fn answer(kind: Stream, request: GenerateRequest, ctx: RequestContext) -> OutputStream {
-    let raw = |items: Vec<Result<Output, EngineError>>| {
-        OutputStream::from_raw(Box::pin(stream::iter(items)))
-    };
     match kind {
         Stream::Good => counting(request, ctx),
         Stream::Silent => one_token_then_silence(ctx),
-        Stream::Truncated => raw(vec![Ok(Output::from(0))]),
-        Stream::Failing => raw(vec![Err(EngineError::internal("as planned"))]),
-        Stream::Panicking => OutputStream::from_raw(Box::pin(stream::poll_fn(|_| {
-            panic!("a stream panics as planned")
-        }))),
+        Stream::Truncated => raw_items([Ok(Output::from(0))]),
+        Stream::Failing => raw_items([Err(EngineError::internal("as planned"))]),
+        Stream::Panicking => raw(stream::poll_fn(|_| panic!("a stream panics as planned"))),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use super::fakes::{PROMPT_TOKENS, VOCAB_SIZE, World};
-use super::fakes::{config, one_token_then_silence, request, serving, stop_cleanly};
+use super::fakes::{config, one_token_then_silence, raw, raw_items, serving, stop_cleanly};
 use super::transcript::{End, Transcript, read};
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::RequestContext;
@@ -17,10 +17,6 @@ use crate::output::{
 use crate::request::{GenerateRequest, Input, ScorePair, TokenId};
 
 type Item = Result<Output, EngineError>;
-
-fn raw(items: Vec<Item>) -> OutputStream {
-    OutputStream::from_raw(Box::pin(stream::iter(items)))
-}
 
 fn token(token: TokenId) -> Item {
     Ok(Output::from(token))
@@ -35,7 +31,7 @@ fn finished(finish: Finish, prompt_tokens: u32, streamed_tokens: u32) -> Item {
     Ok(Output::Finished(Box::new(finished)))
 }
 
-/// Returns the end of a [`request`] that streamed `streamed` tokens.
+/// Returns the end of a request that streamed `streamed` tokens.
 fn stop(streamed: u32) -> Item {
     finished(Finish::stop(), PROMPT_TOKENS, streamed)
 }
@@ -130,9 +126,9 @@ async fn a_broken_stream_is_mended_and_its_rule_counted() {
     for Broken { rule, items, seen } in broken_streams() {
         let world = World::new();
         let handle = serving(&world, config()).await;
-        world.answer_with(move |_, _| Ok(raw(items())));
-        let outputs = world.generate(request(), RequestContext::new("r"));
-        assert_eq!(read(outputs.await.unwrap()).await, seen, "{rule}");
+        world.answer_with(move |_, _| Ok(raw_items(items())));
+        let outputs = world.send("r").await.unwrap();
+        assert_eq!(read(outputs).await, seen, "{rule}");
         assert_eq!(violations(&world), [(rule, 1)]);
         stop_cleanly(&handle).await;
     }
@@ -154,14 +150,14 @@ async fn a_legal_stream_breaks_no_rule() {
     let handle = serving(&world, config()).await;
     world.answer_with(|_, _| {
         let finish = Finish::stop().with_last(4).with_cached_tokens(1);
-        Ok(raw(vec![
+        Ok(raw_items([
             tokens(&[1, 2]),
             token(3),
             finished(finish, PROMPT_TOKENS, 3),
         ]))
     });
-    let outputs = world.generate(request(), RequestContext::new("r"));
-    assert_eq!(read(outputs.await.unwrap()).await, stopped(&[1, 2, 3, 4]));
+    let outputs = world.send("r").await.unwrap();
+    assert_eq!(read(outputs).await, stopped(&[1, 2, 3, 4]));
     assert_eq!(violations(&world), []);
     stop_cleanly(&handle).await;
 }
@@ -179,10 +175,9 @@ async fn log_probabilities_are_cut_with_their_tokens() {
             token_ids: [1, 2, 3, 4, 5, 6].into_iter().collect(),
             logprobs: vec![logprob; 6],
         };
-        Ok(raw(vec![Ok(Output::Tokens(chunk)), stop(6)]))
+        Ok(raw_items([Ok(Output::Tokens(chunk)), stop(6)]))
     });
-    let outputs = world.generate(request(), RequestContext::new("r"));
-    let mut outputs = outputs.await.unwrap();
+    let mut outputs = world.send("r").await.unwrap();
     let Some(Ok(Output::Tokens(chunk))) = outputs.next().await else {
         panic!("the tokens come first")
     };
@@ -196,11 +191,10 @@ async fn a_panic_is_an_error_of_its_request_only() {
     let world = World::new();
     let handle = serving(&world, config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
-    let other = world.generate(request(), RequestContext::new("other"));
-    let mut other = other.await.unwrap();
+    let mut other = world.send("other").await.unwrap();
 
     world.answer_with(|_, _| panic!("in generate"));
-    let refused = world.generate(request(), RequestContext::new("r1")).await;
+    let refused = world.send("r1").await;
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Internal);
     assert_eq!(error.details().request_id.as_deref(), Some("r1"));
@@ -209,13 +203,13 @@ async fn a_panic_is_an_error_of_its_request_only() {
 
     world.answer_with(|_, _| {
         let panics = stream::once(async { panic!("in poll") });
-        Ok(OutputStream::from_raw(Box::pin(
-            stream::iter([token(1)]).chain(panics),
-        )))
+        Ok(raw(stream::iter([token(1)]).chain(panics)))
     });
-    let outputs = world.generate(request(), RequestContext::new("r2"));
-    let seen = read(outputs.await.unwrap()).await;
-    assert_eq!(seen, Transcript::failed(ErrorKind::Internal, &[1]));
+    let outputs = world.send("r2").await.unwrap();
+    assert_eq!(
+        read(outputs).await,
+        Transcript::failed(ErrorKind::Internal, &[1])
+    );
     assert_eq!(violations(&world), [(Violation::Panic, 2)]);
 
     assert_eq!(other.next().await.unwrap().unwrap(), Output::from(0));
@@ -229,12 +223,10 @@ async fn a_panic_after_the_terminal_is_counted_and_not_seen() {
     let handle = serving(&world, config()).await;
     world.answer_with(|_, _| {
         let panics = stream::once(async { panic!("after the terminal") });
-        Ok(OutputStream::from_raw(Box::pin(
-            stream::iter([token(1), stop(1)]).chain(panics),
-        )))
+        Ok(raw(stream::iter([token(1), stop(1)]).chain(panics)))
     });
-    let outputs = world.generate(request(), RequestContext::new("r"));
-    assert_eq!(read(outputs.await.unwrap()).await, stopped(&[1]));
+    let outputs = world.send("r").await.unwrap();
+    assert_eq!(read(outputs).await, stopped(&[1]));
     assert_eq!(violations(&world), [(Violation::Panic, 1)]);
     stop_cleanly(&handle).await;
 }
@@ -252,9 +244,9 @@ impl Drop for PanicsOnDrop {
 fn panics_on_drop(rest: Vec<Item>) -> OutputStream {
     let held = PanicsOnDrop;
     let items = stream::iter([token(1)].into_iter().chain(rest)).chain(stream::pending());
-    OutputStream::from_raw(Box::pin(items.inspect(move |_| {
+    raw(items.inspect(move |_| {
         let _held = &held;
-    })))
+    }))
 }
 
 #[tokio::test(start_paused = true)]
@@ -262,20 +254,18 @@ async fn a_panic_of_a_stream_that_is_dropped_is_counted_and_not_seen() {
     let world = World::new();
     let handle = serving(&world, config()).await;
     world.answer_with(|_, _| Ok(panics_on_drop(vec![stop(1)])));
-    let outputs = world.generate(request(), RequestContext::new("read"));
-    assert_eq!(read(outputs.await.unwrap()).await, stopped(&[1]));
+    let outputs = world.send("read").await.unwrap();
+    assert_eq!(read(outputs).await, stopped(&[1]));
     assert_eq!(violations(&world), [(Violation::Panic, 1)]);
 
-    let outputs = world.generate(request(), RequestContext::new("at its terminal"));
-    let mut outputs = outputs.await.unwrap();
+    let mut outputs = world.send("at its terminal").await.unwrap();
     outputs.next().await.unwrap().unwrap();
     outputs.next().await.unwrap().unwrap();
     drop(outputs);
     assert_eq!(violations(&world), [(Violation::Panic, 2)]);
 
     world.answer_with(|_, _| Ok(panics_on_drop(Vec::new())));
-    let outputs = world.generate(request(), RequestContext::new("left"));
-    let mut outputs = outputs.await.unwrap();
+    let mut outputs = world.send("left").await.unwrap();
     outputs.next().await.unwrap().unwrap();
     drop(outputs);
     assert_eq!(violations(&world), [(Violation::Panic, 3)]);
@@ -292,7 +282,7 @@ async fn an_engine_that_tokenizes_counts_the_prompt_itself() {
             token_count: 1,
         }))
     };
-    world.answer_with(move |_, _| Ok(raw(vec![text(), finished(Finish::length(), 9, 1)])));
+    world.answer_with(move |_, _| Ok(raw_items([text(), finished(Finish::length(), 9, 1)])));
     let handle = serving(&world, config()).await;
     let request = GenerateRequest::from_text("m", "ping");
     let outputs = world.generate(request, RequestContext::new("r"));
@@ -340,7 +330,7 @@ async fn one_kind_answers(kind: InputKind, input: Input, right: Output, wrong: O
     let good = right.clone();
     world.answer_with(move |_, ctx| {
         let end = finished(Finish::stop(), ctx.prompt_tokens(), 0);
-        Ok(raw(vec![Ok(good.clone()), end]))
+        Ok(raw_items([Ok(good.clone()), end]))
     });
     let handle = serving(&world, config()).await;
     assert_eq!(violations(&world), [], "the canary is of that kind too");
@@ -348,7 +338,7 @@ async fn one_kind_answers(kind: InputKind, input: Input, right: Output, wrong: O
     let good = right.clone();
     world.answer_with(move |_, _| {
         let end = finished(Finish::stop(), 3, 0);
-        Ok(raw(vec![
+        Ok(raw_items([
             token(1),
             Ok(wrong.clone()),
             Ok(good.clone()),
@@ -374,12 +364,8 @@ async fn an_engine_that_only_sends_nothing_meets_the_requests_limits() {
     config.limits.request_timeout = Some(Duration::from_secs(9));
     let handle = serving(&world, config).await;
     // It is never pending, so only a guard that keeps its clock ends it.
-    world.answer_with(|_, _| {
-        let empties = stream::repeat_with(|| tokens(&[])).take(10_000);
-        Ok(OutputStream::from_raw(Box::pin(empties)))
-    });
-    let outputs = world.generate(request(), RequestContext::new("r"));
-    let outputs = outputs.await.unwrap();
+    world.answer_with(|_, _| Ok(raw(stream::repeat_with(|| tokens(&[])).take(10_000))));
+    let outputs = world.send("r").await.unwrap();
     let time_passes = tokio::time::advance(Duration::from_secs(10));
     let (seen, ()) = tokio::join!(read(outputs), time_passes);
     assert_eq!(seen.end, End::Failed(ErrorKind::DeadlineExceeded));
@@ -397,14 +383,14 @@ async fn every_request_is_counted_once_by_how_it_ended() {
     };
     assert_eq!(counted(&world, "length"), 1, "the canary");
 
-    let send = || world.generate(request(), RequestContext::new("r"));
+    let send = || world.send("r");
     world.answer_with(|_, _| Err(EngineError::new(ErrorKind::Overloaded, "full")));
     send().await.unwrap_err();
-    world.answer_with(|_, _| Ok(raw(vec![])));
+    world.answer_with(|_, _| Ok(raw_items([])));
     read(send().await.unwrap()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     drop(send().await.unwrap());
-    world.answer_with(|_, _| Ok(raw(vec![token(1), stop(1)])));
+    world.answer_with(|_, _| Ok(raw_items([token(1), stop(1)])));
     read(send().await.unwrap()).await;
 
     let outcomes = ["overloaded", "stream_incomplete", "dropped", "stop"];
