@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
+use genset_backend_common::context::Explanation;
 use genset_backend_common::kv::{
     BlockHash, KvEventData, KvEventPublisher, Xxh3BlockHasher, hash_blocks,
 };
@@ -25,6 +26,7 @@ use genset_runtime::{
     EndpointName, InstanceId, KvItem, ModelDirectory, Runtime, Serving, endpoints,
 };
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::config::{KvConfig, RouterConfig, RouterMode};
@@ -232,6 +234,15 @@ impl Site {
         }
     }
 
+    /// Starts workers with the ids from 1.
+    async fn workers<const N: usize>(&self) -> [Worker; N] {
+        let mut workers = Vec::new();
+        for id in (1..).take(N) {
+            workers.push(self.worker(id, vec![]).await);
+        }
+        workers.try_into().ok().unwrap()
+    }
+
     async fn router(&self, kv: KvConfig) -> Router {
         let config = RouterConfig {
             mode: RouterMode::Kv,
@@ -256,6 +267,16 @@ impl Site {
     }
 }
 
+/// Returns workers with the ids from 1, and a router that has their snapshots.
+async fn routed<const N: usize>() -> ([Worker; N], Router) {
+    let site = Site::new(true);
+    let workers = site.workers().await;
+    let router = site.router(KvConfig::default()).await;
+    let count = u32::try_from(N).unwrap();
+    router.until_snapshots(f64::from(count)).await;
+    (workers, router)
+}
+
 struct Router {
     generate: Arc<dyn Generate>,
     runtime: Runtime,
@@ -273,6 +294,17 @@ impl Router {
 
     async fn ask(&self, tokens: &[TokenId]) {
         read(self.begin(tokens).await).await;
+    }
+
+    /// Begins a request, and returns its routing explanation.
+    async fn explained(&self, tokens: &[TokenId]) -> (OutputStream, Value) {
+        let request = GenerateRequest::from_tokens("m", tokens.to_vec());
+        let explanation = Explanation::default();
+        let ctx = RequestContext::new("r").with_explanation(explanation.clone());
+        let outputs = self.generate.generate(request, ctx).await.unwrap();
+        let mut decisions = explanation.decisions();
+        assert_eq!(decisions.len(), 1, "{decisions:?}");
+        (outputs, decisions.remove(0))
     }
 
     /// Begins one request of `key`.
@@ -295,6 +327,17 @@ impl Router {
 
     async fn until(&self, name: &str, label: &str, is: impl Fn(f64) -> bool) {
         eventually(|| is(self.metric(name, label)), name).await;
+    }
+
+    /// Waits until the index has this many blocks.
+    async fn until_blocks(&self, count: f64) {
+        self.until(BLOCKS, "", |blocks| blocks == count).await;
+    }
+
+    /// Waits until this many snapshots were taken.
+    async fn until_snapshots(&self, count: f64) {
+        let name = "genset_router_snapshots_total";
+        self.until(name, "", |taken| taken >= count).await;
     }
 }
 
@@ -321,4 +364,11 @@ fn prompt(seed: u32, tokens: u32) -> Vec<TokenId> {
     (0..tokens)
         .map(|token| token.wrapping_mul(31).wrapping_add(seed * 1000))
         .collect()
+}
+
+/// Returns a prompt of 22.5 blocks whose first 20 are those of `prompt(1, 320)`.
+fn longer() -> Vec<TokenId> {
+    let mut longer = prompt(1, 320);
+    longer.extend(prompt(2, 40));
+    longer
 }

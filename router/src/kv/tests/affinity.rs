@@ -5,16 +5,7 @@ use super::*;
 /// New prompts, which no worker has cached.
 #[tokio::test(start_paused = true)]
 async fn a_key_stays_where_it_was_served_as_long_as_that_costs_little() {
-    let site = Site::new(true);
-    let workers = [
-        site.worker(1, vec![]).await,
-        site.worker(2, vec![]).await,
-        site.worker(3, vec![]).await,
-    ];
-    let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 3.0)
-        .await;
+    let (workers, router) = routed::<3>().await;
     for seed in 0..7 {
         read(router.begin_for("me", &prompt(seed, 64)).await).await;
     }
@@ -49,7 +40,7 @@ async fn a_key_stays_where_it_was_served_as_long_as_that_costs_little() {
 async fn a_key_stays_where_it_was_served_without_kv_blocks_too() {
     for (affinity_blocks, expected) in [(32, [0, 6]), (0, [3, 3])] {
         let site = Site::new(false);
-        let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
+        let workers = site.workers::<2>().await;
         let kv = KvConfig {
             affinity_blocks,
             ..KvConfig::default()

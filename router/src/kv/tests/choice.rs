@@ -1,26 +1,15 @@
 //! The choice of a worker, by its cached prefix and its load.
 
-use genset_backend_common::context::Explanation;
-
 use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_goes_where_it_is_cached_and_others_by_turns() {
-    let site = Site::new(true);
-    let workers = [
-        site.worker(1, vec![]).await,
-        site.worker(2, vec![]).await,
-        site.worker(3, vec![]).await,
-    ];
-    let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 3.0)
-        .await;
+    let (workers, router) = routed::<3>().await;
     for seed in 1..=3 {
         router.ask(&prompt(seed, 320)).await;
     }
     assert!(workers.iter().all(|worker| worker.asked() == 1));
-    router.until(BLOCKS, "", |blocks| blocks == 60.0).await;
+    router.until_blocks(60.0).await;
     for round in 1..=4 {
         for seed in 1..=3 {
             let mut longer = prompt(seed, 320);
@@ -46,15 +35,10 @@ async fn a_prompt_goes_where_it_is_cached_and_others_by_turns() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_come_together_go_to_different_workers() {
-    let site = Site::new(true);
-    let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
+    let (workers, router) = routed::<2>().await;
     for worker in &workers {
         worker.fake.may_answer.send_replace(None);
     }
-    let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 2.0)
-        .await;
     let mut open = Vec::new();
     for seed in 0..8 {
         open.push(router.begin(&prompt(seed, 100)).await);
@@ -79,7 +63,7 @@ async fn requests_that_come_together_go_to_different_workers() {
 #[tokio::test(start_paused = true)]
 async fn what_others_ask_of_a_worker_counts() {
     let site = Site::new(true);
-    let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
+    let workers = site.workers::<2>().await;
     workers[0].load(Load {
         running_requests: 5,
         kv_used_blocks: 500,
@@ -87,9 +71,7 @@ async fn what_others_ask_of_a_worker_counts() {
         ..Load::default()
     });
     let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 2.0)
-        .await;
+    router.until_snapshots(2.0).await;
     // The router has subscribed to the loads by now; one more request may still be routed before they arrive.
     let ask = async |seed| {
         for seed in seed..seed + 6 {
@@ -119,7 +101,7 @@ async fn eventually_asked(router: &Router, worker: &Worker, before: usize) {
 #[tokio::test(start_paused = true)]
 async fn workers_without_kv_blocks_are_chosen_by_their_requests() {
     let site = Site::new(false);
-    let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
+    let workers = site.workers::<2>().await;
     let router = site.router(KvConfig::default()).await;
     for _ in 0..6 {
         router.ask(&prompt(1, 320)).await;
@@ -134,7 +116,7 @@ async fn workers_without_kv_blocks_are_chosen_by_their_requests() {
 #[tokio::test(start_paused = true)]
 async fn with_a_weight_of_zero_nobody_looks_at_caches() {
     let site = Site::new(true);
-    let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
+    let workers = site.workers::<2>().await;
     let kv = KvConfig {
         overlap_score_weight: 0.0,
         ..KvConfig::default()
@@ -148,24 +130,11 @@ async fn with_a_weight_of_zero_nobody_looks_at_caches() {
 
 #[tokio::test(start_paused = true)]
 async fn a_decision_is_explained_when_asked() {
-    let site = Site::new(true);
-    let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
-    let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 2.0)
-        .await;
+    let (workers, router) = routed::<2>().await;
     router.ask(&prompt(1, 320)).await;
-    router.until(BLOCKS, "", |blocks| blocks == 20.0).await;
+    router.until_blocks(20.0).await;
     let holder = 1 + workers[1].asked() as u64;
-    let explanation = Explanation::default();
-    let ctx = RequestContext::new("r").with_explanation(explanation.clone());
-    let mut longer = prompt(1, 320);
-    longer.extend(prompt(2, 40));
-    let request = GenerateRequest::from_tokens("m", longer);
-    read(router.generate.generate(request, ctx).await.unwrap()).await;
-    let [decision] = &explanation.decisions()[..] else {
-        panic!("{explanation:?}")
-    };
+    let (_, decision) = router.explained(&longer()).await;
     let other = InstanceId(3 - holder).to_string();
     let holder = InstanceId(holder).to_string();
     assert_eq!(decision["instance"], holder);

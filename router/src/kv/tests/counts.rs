@@ -1,44 +1,16 @@
 //! The router's counts of its own requests, and their lifetime.
 
-use genset_backend_common::context::Explanation;
-
 use super::*;
-
-impl Router {
-    /// Begins a request, and returns its routing explanation.
-    async fn explained(&self, request: GenerateRequest) -> (OutputStream, serde_json::Value) {
-        let explanation = Explanation::default();
-        let ctx = RequestContext::new("r").with_explanation(explanation.clone());
-        let outputs = self.generate.generate(request, ctx).await.unwrap();
-        (outputs, explanation.decisions().remove(0))
-    }
-}
-
-fn request(tokens: Vec<TokenId>) -> GenerateRequest {
-    GenerateRequest::from_tokens("m", tokens)
-}
-
-/// Returns a prompt of 22.5 blocks whose first 20 are those of `prompt(1, 320)`.
-fn longer() -> Vec<TokenId> {
-    let mut longer = prompt(1, 320);
-    longer.extend(prompt(2, 40));
-    longer
-}
 
 #[tokio::test(start_paused = true)]
 async fn blocks_that_a_request_shares_with_those_that_run_count_once() {
-    let site = Site::new(true);
-    let worker = site.worker(1, vec![]).await;
+    let ([worker], router) = routed().await;
     worker.fake.may_answer.send_replace(None);
-    let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 1.0)
-        .await;
     let running = router.begin(&prompt(1, 320)).await;
-    let (outputs, decision) = router.explained(request(longer())).await;
+    let (outputs, decision) = router.explained(&longer()).await;
     assert_eq!(decision["candidates"][0]["active_blocks"], 23.0);
     drop((running, outputs));
-    let (_, decision) = router.explained(request(longer())).await;
+    let (_, decision) = router.explained(&longer()).await;
     assert_eq!(decision["candidates"][0]["active_blocks"], 23.0);
 }
 
@@ -56,7 +28,7 @@ async fn what_was_assumed_before_a_pause_is_not_gone_by() {
     router.ask(&prompt(1, 320)).await;
     let overlap = async |after: Duration| {
         tokio::time::advance(after).await;
-        let (outputs, decision) = router.explained(request(longer())).await;
+        let (outputs, decision) = router.explained(&longer()).await;
         read(outputs).await;
         decision["candidates"][0]["overlap_blocks"].as_u64()
     };
@@ -66,14 +38,9 @@ async fn what_was_assumed_before_a_pause_is_not_gone_by() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_worker_whose_events_are_late_has_is_to_be_prefilled() {
-    let site = Site::new(true);
-    let worker = site.worker(1, vec![]).await;
-    let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 1.0)
-        .await;
+    let ([worker], router) = routed().await;
     router.ask(&prompt(1, 320)).await;
-    router.until(BLOCKS, "", |blocks| blocks == 20.0).await;
+    router.until_blocks(20.0).await;
     worker.load(Load {
         kv_events: 1000,
         ..Load::default()
@@ -90,7 +57,7 @@ async fn what_a_worker_whose_events_are_late_has_is_to_be_prefilled() {
     let mut running = Vec::new();
     // Each has 22.5 blocks, none prefilled yet.
     for prefill in [22.5, 45.0] {
-        let (outputs, decision) = router.explained(request(longer())).await;
+        let (outputs, decision) = router.explained(&longer()).await;
         assert_eq!(decision["candidates"][0]["overlap_blocks"], 0);
         assert_eq!(decision["candidates"][0]["prefill_blocks"], prefill);
         running.push(outputs);
@@ -103,7 +70,7 @@ async fn the_gauges_of_a_model_go_with_it() {
     let _worker = site.worker(1, vec![]).await;
     let router = site.router(KvConfig::default()).await;
     router.ask(&prompt(1, 160)).await;
-    router.until(BLOCKS, "", |blocks| blocks == 10.0).await;
+    router.until_blocks(10.0).await;
     let Router { generate, .. } = router;
     drop(generate);
     let is_gone = || !site.runtime.metrics().encode().contains("index_blocks{");

@@ -11,26 +11,20 @@ async fn a_worker_takes_its_entries_along_and_comes_back_with_its_snapshot() {
     let site = Site::new(true);
     let first = site.worker(1, vec![]).await;
     let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 1.0)
-        .await;
+    router.until_snapshots(1.0).await;
     router.ask(&prompt(1, 160)).await;
-    router.until(BLOCKS, "", |blocks| blocks == 10.0).await;
+    router.until_blocks(10.0).await;
     let second = site.worker(2, vec![]).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 2.0)
-        .await;
+    router.until_snapshots(2.0).await;
     drop(first);
-    router.until(BLOCKS, "", |blocks| blocks == 0.0).await;
+    router.until_blocks(0.0).await;
     router.ask(&prompt(1, 160)).await;
     assert_eq!(second.asked(), 1);
-    router.until(BLOCKS, "", |blocks| blocks == 10.0).await;
+    router.until_blocks(10.0).await;
     // A frontend that starts now learns the worker's blocks.
     let other = site.router(KvConfig::default()).await;
     let third = site.worker(3, vec![]).await;
-    other
-        .until("genset_router_snapshots_total", "", |count| count >= 5.0)
-        .await;
+    other.until_snapshots(5.0).await;
     for _ in 0..6 {
         other.ask(&prompt(1, 160)).await;
     }
@@ -75,11 +69,9 @@ async fn gaps_and_nonsense_are_counted_and_harm_nobody_else() {
         stored(12, None, vec![BlockHash(1)]),
     ];
     let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 1.0)
-        .await;
+    router.until_snapshots(1.0).await;
     router.ask(&prompt(1, 160)).await;
-    router.until(BLOCKS, "", |blocks| blocks == 10.0).await;
+    router.until_blocks(10.0).await;
     let liar = site.worker(2, nonsense).await;
     for (reason, count) in [("other_parent", 2.0), ("not_held", 1.0), ("gap", 1.0)] {
         let reason = format!("reason=\"{reason}\"");
@@ -90,14 +82,12 @@ async fn gaps_and_nonsense_are_counted_and_harm_nobody_else() {
             .await;
     }
     // After the gap the worker starts over with valid events.
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 3.0)
-        .await;
+    router.until_snapshots(3.0).await;
     for _ in 0..5 {
         router.ask(&prompt(1, 160)).await;
     }
     assert_eq!((honest.asked(), liar.asked()), (6, 0));
-    router.until(BLOCKS, "", |blocks| blocks == 10.0).await;
+    router.until_blocks(10.0).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,11 +99,9 @@ async fn endless_blocks_of_one_worker_take_no_room_from_others() {
         ..KvConfig::default()
     };
     let router = site.router(kv).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 1.0)
-        .await;
+    router.until_snapshots(1.0).await;
     router.ask(&prompt(1, 320)).await;
-    router.until(BLOCKS, "", |blocks| blocks == 20.0).await;
+    router.until_blocks(20.0).await;
     let snapshot = KvSnapshot {
         last_event_id: 0,
         blocks: Vec::new(),
@@ -160,7 +148,7 @@ async fn endless_blocks_of_one_worker_take_no_room_from_others() {
 async fn without_events_what_was_routed_is_assumed_to_be_cached() {
     for use_events in [true, false] {
         let site = Site::new(false);
-        let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
+        let workers = site.workers::<2>().await;
         for worker in &workers {
             worker.load(Load {
                 kv_total_blocks: if use_events { 100 } else { 0 },

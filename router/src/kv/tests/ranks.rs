@@ -15,9 +15,7 @@ async fn ranks_are_targets_of_their_own_and_a_named_one_is_honoured() {
         };
         let router = site.router(kv).await;
         if use_events {
-            router
-                .until("genset_router_snapshots_total", "", |count| count == 2.0)
-                .await;
+            router.until_snapshots(2.0).await;
         } else {
             // Yield: the router discovers the worker.
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -25,7 +23,7 @@ async fn ranks_are_targets_of_their_own_and_a_named_one_is_honoured() {
         for seed in 1..=2 {
             router.ask(&prompt(seed, 320)).await;
         }
-        router.until(BLOCKS, "", |blocks| blocks == 40.0).await;
+        router.until_blocks(40.0).await;
         let ranks = worker.fake.ranks.lock().clone();
         assert!([Some(0), Some(1)].iter().all(|rank| ranks.contains(rank)));
         for _ in 0..3 {
@@ -59,9 +57,7 @@ async fn an_engine_that_tells_no_ranks_apart_chooses_among_them() {
     site.card.data_parallel_size = 2;
     let worker = site.worker(1, vec![]).await;
     let router = site.router(KvConfig::default()).await;
-    router
-        .until("genset_router_snapshots_total", "", |count| count == 1.0)
-        .await;
+    router.until_snapshots(1.0).await;
     router.ask(&prompt(1, 320)).await;
     assert_eq!(worker.fake.ranks.lock()[..], [None]);
 }
