@@ -41,18 +41,8 @@ struct Site {
 
 type Fakes<'a> = [Option<&'a Arc<Fake>>; 3];
 
-fn site_of(fakes: Fakes<'_>, threshold: u32, has_seeds: bool) -> Site {
-    site_with(fakes, threshold, has_seeds, None)
-}
-
-fn site_with(
-    fakes: Fakes<'_>,
-    threshold: u32,
-    has_seeds: bool,
-    blocks: Option<KvBlocksClient>,
-) -> Site {
-    let config = config(threshold, Duration::ZERO);
-    site_configured(fakes, &config, has_seeds, blocks)
+fn site_of(fakes: Fakes<'_>, threshold: u32) -> Site {
+    site_configured(fakes, &config(threshold, Duration::ZERO), None)
 }
 
 /// Returns a config with this wait between the legs.
@@ -72,27 +62,32 @@ fn config(threshold: u32, wait: Duration) -> RouterConfig {
 fn site_configured(
     fakes: Fakes<'_>,
     config: &RouterConfig,
-    has_seeds: bool,
     blocks: Option<KvBlocksClient>,
 ) -> Site {
-    let mut can = Capabilities::tokens().with_resume();
-    if has_seeds {
-        can.sampling.insert(SamplingOption::Seed);
-    }
-    site_declaring(can, fakes, config, blocks)
+    let can = Capabilities::tokens().with_sampling([SamplingOption::Seed]);
+    site_declaring(can.with_resume(), fakes.map(way), config, blocks)
+}
+
+fn way(pool: Option<&Arc<Fake>>) -> Option<Arc<dyn Route>> {
+    pool.map(|pool| Arc::clone(pool) as Arc<dyn Route>)
+}
+
+/// A prefill and a decode pool of an engine that declares this.
+fn site_of_two(can: Capabilities, prefill: Arc<dyn Route>, decode: Arc<dyn Route>) -> Site {
+    let pools = [None, Some(prefill), Some(decode)];
+    site_declaring(can, pools, &config(0, Duration::ZERO), None)
 }
 
 fn site_declaring(
     can: Capabilities,
-    [aggregated, prefill, decode]: Fakes<'_>,
+    [aggregated, prefill, decode]: [Option<Arc<dyn Route>>; 3],
     config: &RouterConfig,
     blocks: Option<KvBlocksClient>,
 ) -> Site {
-    let way = |pool: Option<&Arc<Fake>>| pool.map(|pool| Arc::clone(pool) as Arc<dyn Route>);
     let pools = Pools::fixed(PoolSet {
-        aggregated: way(aggregated),
-        prefill: way(prefill),
-        decode: way(decode),
+        aggregated,
+        prefill,
+        decode,
     });
     let can = can
         .with_roles(Role::ALL)
@@ -109,7 +104,7 @@ fn site_declaring(
 }
 
 fn site(prefill: &Arc<Fake>, decode: &Arc<Fake>) -> Site {
-    site_of([None, Some(prefill), Some(decode)], 0, true)
+    site_of([None, Some(prefill), Some(decode)], 0)
 }
 
 fn request() -> GenerateRequest {
@@ -213,7 +208,7 @@ async fn without_a_pool_a_request_stays_whole() {
         ([Some(&whole), Some(&prefill), None], "no_decode"),
     ] {
         whole.does.lock().push_back(Does::Answers);
-        let site = site_of(fakes, 0, true);
+        let site = site_of(fakes, 0);
         assert_eq!(site.ask(request()).await.tokens, expected(12));
         assert!(site.whole(reason));
     }
@@ -221,11 +216,11 @@ async fn without_a_pool_a_request_stays_whole() {
     assert_eq!(whole.asked(), [request(), request()]);
     // Decode instances must compute the prompt.
     let decode = answers();
-    let site = site_of([None, None, Some(&decode)], 0, true);
+    let site = site_of([None, None, Some(&decode)], 0);
     assert_eq!(site.ask(request()).await.tokens, expected(12));
     assert!(decode.asked()[0].transfer.as_ref().unwrap().is_none());
     // Prefill instances alone cannot serve anything.
-    let site = site_of([None, Some(&prefill), None], 0, true);
+    let site = site_of([None, Some(&prefill), None], 0);
     let error = site.ask(request()).await.end.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.details().retry_after.is_some());
@@ -240,7 +235,7 @@ async fn short_prompts_stay_whole_where_their_cache_was_counted() {
         Arc::get_mut(&mut decode).unwrap().cached = cached;
         let aggregated = Fake::new(20, []);
         let fakes = [Some(&aggregated), Some(&prefill), Some(&decode)];
-        let site = site_of(fakes, threshold, true);
+        let site = site_of(fakes, threshold);
         assert_eq!(site.ask(request()).await.tokens, expected(12));
         assert_eq!(site.whole("short"), is_whole, "{threshold} {cached}");
         assert_eq!(prefill.count(), usize::from(!is_whole));
@@ -253,7 +248,7 @@ async fn short_prompts_stay_whole_where_their_cache_was_counted() {
 async fn text_stays_whole() {
     let whole = Fake::new(20, [Does::Hangs]);
     let (prefill, decode) = (Fake::new(0, []), Fake::new(10, []));
-    let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0, true);
+    let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0);
     let text = GenerateRequest::from_text("m", "hello");
     let ctx = RequestContext::new("r");
     // The fake reads only tokens; the test checks only that it was asked.
@@ -273,7 +268,7 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
     ] {
         let whole = Fake::new(20, [Does::Answers]);
         let (prefill, decode) = (Fake::new(0, [first]), Fake::new(10, [second]));
-        let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0, true);
+        let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0);
         let read = site.ask(request()).await;
         assert_eq!(read.tokens, expected(12));
         assert_eq!(read.end.unwrap().usage.completion_tokens, 12);
@@ -285,7 +280,7 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
     for (first, second) in [(invalid, Does::Hangs), (Does::Prefills, invalid)] {
         let whole = Fake::new(20, []);
         let (prefill, decode) = (Fake::new(0, [first]), Fake::new(10, [second]));
-        let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0, true);
+        let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0);
         let error = site.ask(request()).await.end.unwrap_err();
         assert_eq!(
             (error.kind(), whole.count()),
@@ -344,7 +339,7 @@ async fn blocks_that_no_decode_instance_takes_are_released_once() {
         let (prefill, decode) = (Fake::new(0, [Does::Prefills]), Fake::new(10, [second]));
         let fakes = [Some(&whole), Some(&prefill), Some(&decode)];
         let blocks = KvBlocksClient::new(&runtime);
-        let site = site_with(fakes, 0, true, Some(blocks));
+        let site = site_configured(fakes, &config(0, Duration::ZERO), Some(blocks));
         site.ask(request()).await;
         let mut seen = Vec::new();
         let minute = Duration::from_secs(60);
@@ -397,7 +392,7 @@ async fn chance_is_settled_for_both_legs() {
             Fake::new(0, [Does::Prefills]),
             Fake::new(10, [Does::Answers]),
         );
-        let site = site_of([None, Some(&prefill), Some(&decode)], 0, true);
+        let site = site(&prefill, &decode);
         assert_eq!(site.ask(random.clone()).await.tokens, expected(12));
         let seed = prefill.asked()[0].sampling.seed;
         assert!(seed.is_some());
@@ -406,7 +401,7 @@ async fn chance_is_settled_for_both_legs() {
     // An engine without seeds may choose another first token: the second leg's token counts.
     let prefill = Fake::new(0, [Does::Prefills]);
     let decode = Fake::new(10, [Does::AnswersOtherwise]);
-    let site = site_of([None, Some(&prefill), Some(&decode)], 0, false);
+    let site = site_of_two(Capabilities::tokens().with_resume(), prefill, decode);
     let tokens = site.ask(random).await.tokens;
     assert_eq!(tokens.len(), 12);
     assert_eq!(tokens[0], token(PROMPT.len()) + 1);
@@ -417,13 +412,7 @@ async fn chance_is_settled_for_both_legs() {
 async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
     let as_prompt = |prefill: &Arc<Fake>, decode: &Arc<Fake>| {
         let can = Capabilities::tokens().with_sampling([SamplingOption::Seed]);
-        let fakes = [None, Some(prefill), Some(decode)];
-        site_declaring(
-            can.with_resume_as_prompt(),
-            fakes,
-            &config(0, Duration::ZERO),
-            None,
-        )
+        site_of_two(can.with_resume_as_prompt(), prefill.clone(), decode.clone())
     };
     let mut resumed = request();
     resumed.resumed_tokens = 1;
@@ -477,21 +466,12 @@ impl Route for Distant {
 
 #[tokio::test(start_paused = true)]
 async fn each_leg_is_timed_from_when_an_instance_is_asked() {
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::Answers]);
-    let site = site(&prefill, &decode);
-    let pools = Pools::fixed(PoolSet {
-        aggregated: None,
-        prefill: Some(Arc::new(Distant(prefill))),
-        decode: Some(Arc::new(Distant(decode))),
-    });
-    let registry = MetricsRegistry::default();
-    let legs = Legs::register(&registry);
-    let config = config(0, Duration::ZERO);
-    let layer = Disaggregating::new(pools, &site.card, &config, None, &legs);
-    let outputs = layer.generate(request(), RequestContext::new("r")).await;
-    assert_eq!(read(outputs.unwrap()).await.tokens, expected(12));
-    let text = registry.encode();
+    let prefill = Distant(Fake::new(0, [Does::Prefills]));
+    let decode = Distant(Fake::new(10, [Does::Answers]));
+    let can = Capabilities::tokens().with_resume();
+    let site = site_of_two(can, Arc::new(prefill), Arc::new(decode));
+    assert_eq!(site.ask(request()).await.tokens, expected(12));
+    let text = site.registry.encode();
     for leg in ["prefill", "handover"] {
         let sum = format!("genset_disaggregated_{leg}_seconds_sum 1.0");
         assert!(text.contains(&sum), "{text}");
@@ -520,17 +500,10 @@ async fn a_cancel_between_the_legs_ends_the_answer() {
         (CancelReason::Deadline, false),
     ] {
         let prefill = Fake::new(0, [Does::Prefills]);
-        let pools = Pools::fixed(PoolSet {
-            aggregated: None,
-            prefill: Some(prefill.clone()),
-            decode: Some(Arc::new(Stuck)),
-        });
-        let site = site(&prefill, &prefill);
-        let legs = Legs::register(&MetricsRegistry::default());
-        let config = config(0, Duration::ZERO);
-        let layer = Disaggregating::new(pools, &site.card, &config, None, &legs);
+        let can = Capabilities::tokens().with_resume();
+        let site = site_of_two(can, prefill, Arc::new(Stuck));
         let ctx = RequestContext::new("r");
-        let outputs = layer.generate(request(), ctx.clone()).await.unwrap();
+        let outputs = site.layer.generate(request(), ctx.clone()).await.unwrap();
         let cancel = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             ctx.cancel(reason);

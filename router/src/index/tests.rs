@@ -4,16 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use genset_backend_common::kv::BlockHash;
+use genset_backend_common::random::{STEP, mix};
 use proptest::prelude::*;
 
 use super::index::{IndexReader, IndexWriter, Lookup, Odd, Overlap, Target, index};
 
 /// Returns the hash of a block that follows `parent` with content `local`, well mixed.
 fn chain(parent: u64, local: u64) -> u64 {
-    let mut hash = parent.rotate_left(17) ^ local.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    hash ^= hash >> 29;
-    hash = hash.wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    hash ^ hash >> 32
+    mix(parent.rotate_left(17) ^ local.wrapping_mul(STEP))
 }
 
 /// Returns the prompt whose blocks have these contents.

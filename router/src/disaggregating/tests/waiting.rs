@@ -17,7 +17,7 @@ struct Stack {
 impl Stack {
     fn of(fakes: Fakes<'_>) -> Self {
         let config = config(0, WAIT);
-        let site = site_configured(fakes, &config, true, None);
+        let site = site_configured(fakes, &config, None);
         let migrations = Migrations::register(&site.registry, config.migration);
         Self {
             migrating: Migrating::new(site.layer.clone(), &site.card, migrations),
