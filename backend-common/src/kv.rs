@@ -10,4 +10,4 @@ pub use events::{
     KvEvent, KvEventData, KvEventGap, KvEventPublisher, KvEventSubscription, KvSnapshot,
     StoredBlock,
 };
-pub use hash::{BlockHash, BlockHasher, Xxh3BlockHasher, hash_blocks, salt_root, sequence_root};
+pub use hash::{BlockHash, hash_block, hash_blocks, salt_root, sequence_root};

@@ -1,6 +1,6 @@
 //! What workers publish of their prefix caches, as the router's index reads it.
 
-use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks};
+use genset_backend_common::kv::{BlockHash, hash_blocks};
 use genset_router::index::{IndexWriter, Lookup, index};
 
 /// The target whose blocks only it may change.
@@ -12,7 +12,7 @@ pub fn kv_events(mut input: &[u8]) {
     let (mut writer, reader) = index();
     let tokens: Vec<u32> = (0..128 * 16).collect();
     let size = genset_backend_common::card::DEFAULT_KV_BLOCK_SIZE;
-    let honest = hash_blocks(&Xxh3BlockHasher::new(), None, &tokens, size);
+    let honest = hash_blocks(None, &tokens, size);
     writer.store(HONEST, None, &honest).unwrap();
     let block = |byte: u8| match byte.checked_sub(128) {
         Some(index) => honest[usize::from(index)],

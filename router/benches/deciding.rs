@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use futures_util::StreamExt;
-use genset_backend_common::kv::{BlockHash, KvEventData, Xxh3BlockHasher, hash_blocks};
+use genset_backend_common::kv::{BlockHash, KvEventData, hash_blocks};
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{
@@ -51,7 +51,7 @@ fn prompt() -> Vec<u32> {
 
 /// Returns the blocks of the prompt that a worker holds.
 fn held_by(worker: u32) -> Vec<BlockHash> {
-    let mut blocks = hash_blocks(&Xxh3BlockHasher::new(), None, &prompt(), BLOCK_TOKENS);
+    let mut blocks = hash_blocks(None, &prompt(), BLOCK_TOKENS);
     if !worker.is_multiple_of(8) {
         blocks.truncate(SHARED_BLOCKS);
     }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use genset_backend_common::GenerateRequest;
 use genset_backend_common::kv::{
-    BlockHash, KvEventData, KvEventPublisher, KvEventSubscription, Xxh3BlockHasher, hash_blocks,
-    sequence_root,
+    BlockHash, KvEventData, KvEventPublisher, KvEventSubscription, hash_blocks, sequence_root,
 };
 use genset_runtime::InstanceId;
 use genset_runtime::selection::Candidate;
@@ -73,9 +72,8 @@ impl Oracle {
         candidates: &[Candidate],
     ) -> Option<(usize, Pending)> {
         let tokens = request.tokens().ok()?;
-        let hasher = Xxh3BlockHasher::new();
         let root = sequence_root(request.cache_salt.as_deref(), request.adapter.as_deref());
-        let hashes = hash_blocks(&hasher, root, tokens, self.block_size);
+        let hashes = hash_blocks(root, tokens, self.block_size);
         let mut state = self.state.lock();
         let costs = candidates.iter().enumerate().map(|(place, candidate)| {
             let instance = candidate.instance;

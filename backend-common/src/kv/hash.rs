@@ -12,39 +12,21 @@ use crate::request::TokenId;
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
-/// A hashing scheme for blocks. Routers hash prompts with [`Xxh3BlockHasher`] and match only its hashes, so an engine must
-/// publish those, whatever it uses internally.
-pub trait BlockHasher: Send + Sync {
-    /// Hashes a block of `tokens` that follows the block `parent` or starts the sequence.
-    fn hash_block(&self, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash;
-}
-
-/// The routers' scheme: XXH3-64 over the parent's hash and the tokens, all little-endian.
+/// Hashes a block of `tokens` that follows the block `parent` or starts the sequence: XXH3-64 over the parent's hash and the
+/// tokens, all little-endian. Routers match only these hashes, so an engine must publish them, whatever it uses internally.
 ///
 /// # Source
 /// <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>
-#[derive(Debug, Clone, Default)]
-pub struct Xxh3BlockHasher;
-
-impl Xxh3BlockHasher {
-    /// Returns the hasher.
-    #[must_use]
-    pub fn new() -> Self {
-        Self
+#[must_use]
+pub fn hash_block(parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
+    let mut state = Xxh3::new();
+    if let Some(BlockHash(parent)) = parent {
+        state.update(&parent.to_le_bytes());
     }
-}
-
-impl BlockHasher for Xxh3BlockHasher {
-    fn hash_block(&self, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
-        let mut state = Xxh3::new();
-        if let Some(BlockHash(parent)) = parent {
-            state.update(&parent.to_le_bytes());
-        }
-        for token in tokens {
-            state.update(&token.to_le_bytes());
-        }
-        BlockHash(state.digest())
+    for token in tokens {
+        state.update(&token.to_le_bytes());
     }
+    BlockHash(state.digest())
 }
 
 /// Returns the parent hash for the first block of a salted sequence
@@ -99,20 +81,18 @@ const ADAPTER_SEED: u64 = 0x0061_6461_7074_6572;
 /// # Examples
 /// ```
 /// use std::num::NonZeroU32;
-/// use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks, sequence_root};
+/// use genset_backend_common::kv::{hash_blocks, sequence_root};
 ///
 /// let size = NonZeroU32::new(2).unwrap();
-/// let hasher = Xxh3BlockHasher::new();
-/// let short = hash_blocks(&hasher, None, &[1, 2, 3], size);
-/// let long = hash_blocks(&hasher, None, &[1, 2, 9, 9], size);
-/// let anothers = hash_blocks(&hasher, sequence_root(Some("tenant"), None), &[1, 2, 9, 9], size);
+/// let short = hash_blocks(None, &[1, 2, 3], size);
+/// let long = hash_blocks(None, &[1, 2, 9, 9], size);
+/// let anothers = hash_blocks(sequence_root(Some("tenant"), None), &[1, 2, 9, 9], size);
 /// assert_eq!((short.len(), long.len()), (1, 2));
 /// assert_eq!(short[0], long[0]);
 /// assert!(anothers[0] != long[0] && anothers[1] != long[1]);
 /// ```
 #[must_use]
 pub fn hash_blocks(
-    hasher: &dyn BlockHasher,
     root: Option<BlockHash>,
     tokens: &[TokenId],
     block_size: NonZeroU32,
@@ -122,7 +102,7 @@ pub fn hash_blocks(
     tokens
         .chunks_exact(size)
         .map(|block| {
-            let hash = hasher.hash_block(parent, block);
+            let hash = hash_block(parent, block);
             parent = Some(hash);
             hash
         })
@@ -138,7 +118,7 @@ mod tests {
     /// Recorded values: fleets of mixed versions share hashes, so a change of the scheme must be deliberate.
     #[test]
     fn the_scheme_is_frozen() {
-        let hashes = hash_blocks(&Xxh3BlockHasher::new(), None, &[1, 2, 3, 4], TWO);
+        let hashes = hash_blocks(None, &[1, 2, 3, 4], TWO);
         let mut bytes = vec![1, 0, 0, 0, 2, 0, 0, 0];
         let first = xxhash_rust::xxh3::xxh3_64(&bytes);
         bytes = first
@@ -154,7 +134,7 @@ mod tests {
             ]
         );
         let root = xxhash_rust::xxh3::xxh3_64_with_seed(b"a", 0x6765_6e73_6574);
-        let salted = hash_blocks(&Xxh3BlockHasher::new(), Some(salt_root("a")), &[1, 2], TWO);
+        let salted = hash_blocks(Some(salt_root("a")), &[1, 2], TWO);
         let bytes: Vec<u8> = root
             .to_le_bytes()
             .into_iter()
@@ -174,7 +154,7 @@ mod tests {
     fn the_parent_the_salt_and_the_adapter_all_count() {
         let hashes = |salt, adapter| {
             let root = sequence_root(salt, adapter);
-            hash_blocks(&Xxh3BlockHasher::new(), root, &[5, 5, 5, 5], TWO)
+            hash_blocks(root, &[5, 5, 5, 5], TWO)
         };
         let words = [None, Some(""), Some("a"), Some("b")];
         let pairs = words.map(|salt| words.map(|adapter| hashes(salt, adapter)));

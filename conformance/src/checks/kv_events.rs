@@ -10,7 +10,7 @@ mod soak;
 
 use std::collections::BTreeSet;
 
-use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks, salt_root};
+use genset_backend_common::kv::{BlockHash, hash_blocks, salt_root};
 use genset_backend_common::{ErrorKind, GenerateRequest, TokenId};
 
 use super::usage::unique_salt;
@@ -128,7 +128,7 @@ fn salted_chain(live: &Live, salt: Option<&str>, tokens: &[TokenId]) -> Vec<Bloc
         .config
         .kv_block_size
         .unwrap_or(std::num::NonZeroU32::MIN);
-    hash_blocks(&Xxh3BlockHasher::new(), salt.map(salt_root), tokens, size)
+    hash_blocks(salt.map(salt_root), tokens, size)
 }
 
 /// A request of this group. Each rank has its own cache, so all requests go to one rank.

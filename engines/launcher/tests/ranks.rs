@@ -14,7 +14,7 @@ mod support;
 use std::num::NonZeroU32;
 
 use futures_util::StreamExt as _;
-use genset_backend_common::kv::{BlockHash, KvEventPublisher, Xxh3BlockHasher, hash_blocks};
+use genset_backend_common::kv::{BlockHash, KvEventPublisher, hash_blocks};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, RequestContext, StartContext,
 };
@@ -82,7 +82,7 @@ async fn a_rank_that_is_named_serves_and_tells_of_its_cache() {
     // vLLM reports the blocks of all ranks.
     assert_eq!(declared.kv_total_blocks, Some(4096));
 
-    let mut expected = hash_blocks(&Xxh3BlockHasher::new(), None, &prompt(), BLOCK_SIZE);
+    let mut expected = hash_blocks(None, &prompt(), BLOCK_SIZE);
     expected.sort();
     let ranks = [0, 1].map(|rank| kv_events.known_rank(rank).unwrap());
     assert_eq!(ask(&engine, Some(1)).await.unwrap(), Some(0));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use genset_backend_common::TokenId;
-use genset_backend_common::kv::{BlockHash, BlockHasher, Xxh3BlockHasher};
+use genset_backend_common::kv::{BlockHash, hash_block};
 use genset_backend_common::random::{STEP, mix};
 
 /// The properties of the simulated model.
@@ -65,7 +65,7 @@ impl Tokens {
         let resumed = usize::try_from(resumed).unwrap_or(usize::MAX);
         let original = &prompt[..prompt.len().saturating_sub(resumed)];
         let root = BlockHash(self.seed);
-        let BlockHash(start) = Xxh3BlockHasher::new().hash_block(Some(root), original);
+        let BlockHash(start) = hash_block(Some(root), original);
         Answer {
             tokens: self.clone(),
             start,

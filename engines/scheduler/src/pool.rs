@@ -13,7 +13,7 @@ use std::fmt;
 use genset_backend_common::TokenId;
 #[cfg(test)]
 use genset_backend_common::kv::StoredBlock;
-use genset_backend_common::kv::{BlockHash, BlockHasher, KvEventData, Xxh3BlockHasher};
+use genset_backend_common::kv::{BlockHash, KvEventData};
 
 use crate::error::LimitsError;
 
@@ -30,7 +30,6 @@ impl BlockId {
 /// KV blocks of one size, with their reference counts and the prefix cache.
 pub struct KvBlockPool {
     block_size: usize,
-    hasher: Box<dyn BlockHasher>,
     blocks: Vec<Block>,
     free: Vec<BlockId>,
     reusable: HashMap<BlockHash, BlockId>,
@@ -99,7 +98,6 @@ impl KvBlockPool {
         let last = u32::try_from(total).map_err(|_| LimitsError::TooManyBlocks(total))?;
         Ok(Self {
             block_size,
-            hasher: Box::new(Xxh3BlockHasher::new()),
             blocks: (0..total).map(|_| Block::default()).collect(),
             // Allocation pops from the end, so the first block is used first.
             free: (0..last).rev().map(BlockId).collect(),
@@ -157,11 +155,6 @@ impl KvBlockPool {
     #[must_use]
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
-    }
-
-    /// The hash of a full block that follows `after`.
-    pub(crate) fn hash(&self, after: After, tokens: &[TokenId]) -> BlockHash {
-        self.hasher.hash_block(after.hash(), tokens)
     }
 
     /// Finds the longest prefix of `tokens` that is in reusable blocks, and does not hold these blocks yet. `hashes` are the

@@ -1,7 +1,7 @@
 //! [`Sequence`]: a prompt, its generated tokens, and how much of them is in KV blocks.
 
 use genset_backend_common::TokenId;
-use genset_backend_common::kv::BlockHash;
+use genset_backend_common::kv::{BlockHash, hash_block};
 use tokio::sync::oneshot;
 
 use crate::pool::{After, BlockId, KvBlockPool};
@@ -275,7 +275,7 @@ impl Sequence {
         }
         let hashed = self.hashes.len() * pool.block_size();
         for tokens in self.tokens[hashed..].chunks_exact(pool.block_size()) {
-            let hash = pool.hash(self.after(self.hashes.len()), tokens);
+            let hash = hash_block(self.after(self.hashes.len()).hash(), tokens);
             self.hashes.push(hash);
         }
     }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
-use genset_backend_common::kv::{KvEventPublisher, Xxh3BlockHasher, hash_blocks, sequence_root};
+use genset_backend_common::kv::{KvEventPublisher, hash_blocks, sequence_root};
 use genset_backend_common::{
     CancelReason, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest,
     GuidedDecoding, Input, LLMEngine, Output, OutputStream, RequestContext, StartContext,
@@ -124,7 +124,7 @@ async fn what_is_published_reaches_the_workers_handles() {
     let root = sequence_root(Some("tenant"), Some("french"));
     let tokens: Vec<u32> = (0..100).collect();
     let size = NonZeroU32::new(32).unwrap();
-    let mut expected = hash_blocks(&Xxh3BlockHasher::new(), root, &tokens, size);
+    let mut expected = hash_blocks(root, &tokens, size);
     expected.sort_unstable();
     assert_eq!(hashed, expected, "Python hashes as routers do");
     engine.cleanup().await.unwrap();

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use futures_core::Stream;
-use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks, sequence_root};
+use genset_backend_common::kv::{hash_blocks, sequence_root};
 use genset_backend_common::output::Output;
 use genset_backend_common::{
     EngineError, GenerateRequest, ModelCard, OutputStream, RequestContext, context::Explanation,
@@ -132,7 +132,7 @@ impl Selecting {
         let tokens = request.tokens().ok()?;
         let root = sequence_root(request.cache_salt.as_deref(), request.adapter.as_deref());
         let blocks = if self.config.overlap_score_weight > 0.0 {
-            hash_blocks(&Xxh3BlockHasher::new(), root, tokens, self.block_size)
+            hash_blocks(root, tokens, self.block_size)
         } else {
             Vec::new()
         };

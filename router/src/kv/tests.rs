@@ -12,9 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::context::Explanation;
-use genset_backend_common::kv::{
-    BlockHash, KvEventData, KvEventPublisher, Xxh3BlockHasher, hash_blocks,
-};
+use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher, hash_blocks};
 use genset_backend_common::output::{self, Finish};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
@@ -58,7 +56,7 @@ fn part<T>(fake: &Arc<Fake>) -> Arc<Part<T>> {
 fn blocks_of(tokens: &[TokenId]) -> Vec<BlockHash> {
     let size = EngineConfig::new("m", 1).kv_block_size;
     let size = size.unwrap_or(genset_backend_common::card::DEFAULT_KV_BLOCK_SIZE);
-    hash_blocks(&Xxh3BlockHasher::new(), None, tokens, size)
+    hash_blocks(None, tokens, size)
 }
 
 #[async_trait]

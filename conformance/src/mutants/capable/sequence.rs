@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use genset_backend_common::kv::{BlockHash, BlockHasher, Xxh3BlockHasher, hash_blocks, salt_root};
+use genset_backend_common::kv::{BlockHash, hash_block, hash_blocks, salt_root};
 use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob};
 use genset_backend_common::{
     EngineError, GenerateRequest, GuidedDecoding, RequestContext, Role, SamplingOptions, TokenId,
@@ -115,18 +115,18 @@ impl Decoder {
         let salt = request.cache_salt.as_deref();
         let salt = salt.filter(|_| running.flaw != Flaw::SaltIgnored);
         let root = salt.map(salt_root);
-        let mut chain = hash_blocks(&Xxh3BlockHasher::new(), root, &tokens, block_size());
+        let mut chain = hash_blocks(root, &tokens, block_size());
         let last_block = chain.last().copied().or(root);
         let full = chain.len() * block_len();
         if running.flaw == Flaw::PartialBlocks && full < tokens.len() {
-            chain.push(Xxh3BlockHasher::new().hash_block(last_block, &tokens[full..]));
+            chain.push(hash_block(last_block, &tokens[full..]));
         }
         let mut cached_blocks = running
             .cache
             .lock()
             .matching(&chain[..tokens.len() / block_len()]);
         if running.flaw == Flaw::UnsaltedForAll {
-            let unsalted = hash_blocks(&Xxh3BlockHasher::new(), None, &tokens, block_size());
+            let unsalted = hash_blocks(None, &tokens, block_size());
             cached_blocks = cached_blocks.max(running.cache.lock().matching(&unsalted));
         }
         let cached_tokens = match running.flaw {
@@ -343,7 +343,7 @@ impl Decoder {
         }
         if self.tokens.len().is_multiple_of(block_len()) {
             let block = &self.tokens[self.tokens.len() - block_len()..];
-            let hash = Xxh3BlockHasher::new().hash_block(self.last_block, block);
+            let hash = hash_block(self.last_block, block);
             self.last_block = Some(hash);
             self.lease.extend(hash);
         }

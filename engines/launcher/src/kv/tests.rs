@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use genset_backend_common::EngineError;
 use genset_backend_common::kv::{
-    BlockHash, KvEventData, KvEventPublisher, KvEventSubscription, Xxh3BlockHasher, hash_blocks,
-    salt_root,
+    BlockHash, KvEventData, KvEventPublisher, KvEventSubscription, hash_blocks, salt_root,
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -31,7 +30,7 @@ fn tokens(from: u32, count: u32) -> Vec<u32> {
 }
 
 fn ours(salt: Option<&str>, tokens: &[u32]) -> Vec<BlockHash> {
-    hash_blocks(&Xxh3BlockHasher::new(), salt.map(salt_root), tokens, SIZE)
+    hash_blocks(salt.map(salt_root), tokens, SIZE)
 }
 
 /// A batch as vLLM 0.32.0 sends it.

@@ -6,9 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 
-use genset_backend_common::kv::{
-    BlockHash, BlockHasher as _, KvEventData, Xxh3BlockHasher, salt_root,
-};
+use genset_backend_common::kv::{BlockHash, KvEventData, hash_block, salt_root};
 
 use super::batch::{Event, ExtraKey, Removed, ServerHash, Stored};
 use crate::dialect::Dialect;
@@ -106,7 +104,7 @@ impl Translator {
         let mut run: Option<(Option<BlockHash>, Vec<BlockHash>)> = None;
         let blocks = stored.token_ids.chunks_exact(self.block_size);
         for (theirs, tokens) in stored.block_hashes.iter().zip(blocks) {
-            let ours = Xxh3BlockHasher::new().hash_block(before, tokens);
+            let ours = hash_block(before, tokens);
             let Some(is_new) = self.hold(theirs, ours) else {
                 self.leave_out("more blocks than the server has");
                 break;

@@ -1,3 +1,5 @@
+use genset_backend_common::kv::hash_block;
+
 use super::*;
 
 const SIZE: usize = 2;
@@ -13,7 +15,7 @@ fn fill(pool: &mut KvBlockPool, tokens: &[TokenId]) -> (Vec<BlockId>, Vec<BlockH
     for (block, tokens) in blocks.iter_mut().zip(tokens.chunks_exact(SIZE)) {
         let before = hashes.last().copied();
         let after = before.map_or(After::Start(None), After::Block);
-        let hash = pool.hash(after, tokens);
+        let hash = hash_block(after.hash(), tokens);
         *block = pool.store(*block, after, hash, tokens).unwrap();
         hashes.push(hash);
     }

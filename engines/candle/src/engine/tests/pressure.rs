@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use genset_backend_common::GuidedDecoding;
-use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks};
+use genset_backend_common::kv::hash_blocks;
 
 use super::*;
 
@@ -209,7 +209,7 @@ async fn events_add_up_to_what_is_reused() {
         let prompt = prompt(number);
         // The last token is computed in any case.
         let reusable = &prompt[..prompt.len() - 1];
-        let hashes = hash_blocks(&Xxh3BlockHasher::new(), None, reusable, size);
+        let hashes = hash_blocks(None, reusable, size);
         let published = hashes
             .iter()
             .take_while(|hash| known.iter().any(|block| block.hash == **hash))

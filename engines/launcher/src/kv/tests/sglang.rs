@@ -60,9 +60,8 @@ fn bytes(hex: &str) -> Vec<u8> {
 #[test]
 fn what_sglang_was_recorded_to_send_is_told_in_our_hashes() {
     let size = NonZeroU32::new(4).unwrap();
-    let hashes = |salt: Option<&str>, tokens: &[u32]| {
-        hash_blocks(&Xxh3BlockHasher::new(), salt.map(salt_root), tokens, size)
-    };
+    let hashes =
+        |salt: Option<&str>, tokens: &[u32]| hash_blocks(salt.map(salt_root), tokens, size);
     let prompt = [tokens(300, 4), tokens(310, 4)].concat();
     let plain = hashes(None, &[&prompt[..], &[700, 701, 702, 428]].concat());
     let salted = hashes(Some("tenant"), &prompt);
