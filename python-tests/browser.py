@@ -12,9 +12,9 @@ import subprocess
 import tempfile
 import threading
 
-from browser_server import PATIENCE_S, Server
+from genset_server import GensetServer
+from headless import CHROMIUM, PATIENCE_S
 
-CHROMIUM = "chromium"
 EVIL = "evil.example"
 
 PAGE = """<!doctype html><pre id="out">nothing</pre><script>
@@ -76,29 +76,34 @@ def told(url: str) -> dict[str, str]:
     return json.loads(html.unescape(out[1]))
 
 
+def given(server: GensetServer) -> int:
+    """The number of tokens generated so far."""
+    return int(re.search(r"^genset_http_completion_tokens_total (\d+)", server.metrics(), re.MULTILINE)[1])
+
+
 def main() -> None:
     pages = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     threading.Thread(target=pages.serve_forever, daemon=True).start()
     port = pages.server_port
 
-    with Server("out=sample") as server:
+    with GensetServer(out="sample") as server:
         for host in ("127.0.0.1", EVIL):
             what = told(f"http://{host}:{port}/{server.port}")
             assert what == {"text": "opaque", "json": "failed", "models": "failed", "metrics": "failed"}, what
-            assert server.given() == 0, f"a page of {host} made the model work"
+            assert given(server) == 0, f"a page of {host} made the model work"
         for path in ("v1/models", "metrics", "docs"):
             shown = browse(f"http://{EVIL}:{server.port}/{path}")
             assert "host_not_allowed" in shown and "tiny-chat" not in shown, shown
         shown = browse(f"http://localhost:{server.port}/v1/models")
         assert "tiny-chat" in shown, shown
-        server.stop()
+        assert server.stop() == 0, server.output
 
-    with Server("out=sample", "--cors-origins", f"http://{EVIL}:{port}") as listed:
+    with GensetServer("--cors-origins", f"http://{EVIL}:{port}", out="sample") as listed:
         what = told(f"http://{EVIL}:{port}/{listed.port}")
         assert what["text"] == "opaque", what
         assert what["json"].startswith("200 ") and what["models"].startswith("200 "), what
-        assert listed.given() == 4, "it worked for the request with JSON alone"
-        listed.stop()
+        assert given(listed) == 4, "it worked for the request with JSON alone"
+        assert listed.stop() == 0, listed.output
     pages.shutdown()
     print("web pages reach what they may, and nothing else")
 

@@ -19,6 +19,14 @@ def server():
 
 
 @pytest.fixture(scope="session")
+def url():
+    """The address of a server whose model calls tools."""
+    with GensetServer("--tool-parser", "hermes") as server:
+        yield server.url
+        assert server.stop() == 0, server.output
+
+
+@pytest.fixture(scope="session")
 def client(server):
     # No retries: a test must see the first answer. A deadline: a hanging server must fail, not hang.
     with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=30) as client:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -81,10 +82,17 @@ class GensetServer:
     def output(self):
         return "".join(self._lines)
 
+    @property
+    def port(self):
+        return int(self.url.rpartition(":")[2])
+
+    def metrics(self):
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            return response.read().decode()
+
     def requests_in_flight(self):
         """The sum of the gauge over its labels, from `/metrics`."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
-            text = response.read().decode()
+        text = self.metrics()
         values = [float(value) for value in METRIC.findall(text)]
         assert values, f"/metrics has no genset_http_requests_in_flight:\n{text}"
         return sum(values)
@@ -103,6 +111,17 @@ class GensetServer:
                 self.url = found.group(1).rstrip("/")
                 self._started.set()
         self._started.set()  # The output has ended: no address will follow.
+
+
+def post(url, body):
+    """Sends a request without a client's own checks; returns status and body."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 def embedding_server(name, folder):

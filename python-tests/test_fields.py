@@ -3,7 +3,6 @@
 import json
 import re
 import typing
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
-from genset_server import GensetServer
+from genset_server import post
 
 GUIDE = Path(__file__).parent.parent / "docs" / "guide" / "openai-api.md"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -147,24 +146,9 @@ def documented(api):
     return fates
 
 
-@pytest.fixture(scope="module")
-def url():
-    with GensetServer("--tool-parser", "hermes") as server:
-        yield server.url
-        assert server.stop() == 0, server.output
-
-
 def ask(url, api, further):
-    """Sends a request without the client's own checks; returns status and body."""
     path, body, _ = ROUTES[api]
-    data = json.dumps({**body, **further}).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return post(url + path, {**body, **further})
 
 
 def answer(url, api, further):

@@ -3,8 +3,6 @@
 import json
 import re
 import typing
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from openai.types.responses import input_token_count_params, response_create_par
 from openai.types.responses.response_text_config_param import ResponseTextConfigParam
 from openai.types.shared_params.reasoning import Reasoning
 
-from genset_server import GensetServer
+from genset_server import post
 
 GUIDE = Path(__file__).parent.parent / "docs" / "guide" / "other-apis.md"
 BODY = {"model": "tiny-chat", "input": "Hello", "max_output_tokens": 4}
@@ -97,23 +95,8 @@ def documented(heading="## `/v1/responses`"):
     return fates
 
 
-@pytest.fixture(scope="module")
-def url():
-    with GensetServer("--tool-parser", "hermes") as server:
-        yield server.url
-        assert server.stop() == 0, server.output
-
-
 def ask(url, further, path="/v1/responses", body=BODY):
-    """Sends a request without the client's own checks; returns status and body."""
-    data = json.dumps({**body, **further}).encode()
-    request = urllib.request.Request(f"{url}{path}", data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return post(url + path, {**body, **further})
 
 
 def said(body):

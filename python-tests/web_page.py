@@ -5,10 +5,11 @@ With PICTURES set to a folder, it saves screenshots there for people.
 
 import json
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
-from browser_server import Server
+from genset_server import GensetServer
 from headless import Browser
 
 SCRIPT = r"""
@@ -265,13 +266,14 @@ def dashboard(browser: Browser, url: str) -> None:
 
 
 def asks_for_a_key(browser: Browser, folder: Path) -> None:
-    key, lines = Server.new_key()
+    shown = subprocess.run([os.environ["GENSET_BIN"], "key", "browser"], capture_output=True, text=True, check=True).stdout
+    _, key, _, lines = shown.split("\n\n", 3)
     keys = folder / "keys.toml"
     keys.write_text(lines)
-    with Server("out=echo_full", "--api-keys", str(keys)) as server:
+    with GensetServer("--api-keys", str(keys), out="echo_full") as server:
         browser.complaints.clear()
         browser.look(1200, 800)
-        browser.open(f"http://127.0.0.1:{server.port}/")
+        browser.open(f"{server.url}/")
         browser.until("document.getElementById('key').open")
         picture(browser, "chat-key")
         browser.click("#key [name=key]")
@@ -281,9 +283,9 @@ def asks_for_a_key(browser: Browser, folder: Path) -> None:
         say(browser, "Hello")
         answer(browser, "Hello")
         assert all("401" in complaint for complaint in browser.complaints), browser.complaints
-        browser.open(f"http://127.0.0.1:{server.port}/dashboard")
+        browser.open(f"{server.url}/dashboard")
         browser.until("document.getElementById('models').innerText.includes('1')")
-        server.stop()
+        assert server.stop() == 0, server.output
 
 
 def main() -> None:
@@ -293,8 +295,8 @@ def main() -> None:
         script.write_text(SCRIPT)
         options = ["--script", str(script), "--tool-parser", "hermes", "--reasoning-parser", "qwen3"]
         with Browser() as browser:
-            with Server("out=scripted", *options) as server:
-                url = f"http://127.0.0.1:{server.port}/"
+            with GensetServer(*options, out="scripted") as server:
+                url = f"{server.url}/"
                 chats(browser, url)
                 folds(browser)
                 stops_and_fails(browser)
@@ -302,7 +304,7 @@ def main() -> None:
                 fits(browser)
                 dashboard(browser, url)
                 assert browser.complaints == [], f"the console is clean: {browser.complaints}"
-                server.stop()
+                assert server.stop() == 0, server.output
             asks_for_a_key(browser, folder)
             browser.close()
     print("the web pages do what people want of them")
