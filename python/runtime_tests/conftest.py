@@ -45,6 +45,13 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def in_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test in the folder of the example of services."""
+    monkeypatch.chdir(Path(__file__).parents[2] / "examples/python/graph")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+
 def run(main: Coroutine[Any, Any, Any]) -> Any:
     """Runs a test on its own event loop."""
     return asyncio.run(asyncio.wait_for(main, LONG_S * 2))

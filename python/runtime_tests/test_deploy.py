@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 import yaml
 from conftest import LONG_S, Program, run
-from test_serve import GRAPH
 from test_status import until_status
 
 from genset import deploy, sdk
@@ -36,12 +35,6 @@ def documents(target: str, folder: Path, *flags: str) -> list[Any]:
     assert deploy.main([*arguments, *flags]) == 0
     (file,) = folder.iterdir()
     return list(yaml.safe_load_all(file.read_text()))
-
-
-@pytest.fixture
-def in_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(GRAPH)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
 
 def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:

@@ -50,6 +50,14 @@ def ask(address: str, path: str, body: Any = None) -> Any:
     return json.loads(text)
 
 
+def leave(address: str, name: str, **options: Any) -> None:
+    """Leaves a long streamed completion after its first line."""
+    body = json.dumps({"model": name, "prompt": "a", "max_tokens": 2000, "stream": True, **options}).encode()
+    request = urllib.request.Request(address + "/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        response.readline()
+
+
 async def answered_apart(address: str, name: str, parts: list[asyncio.Future[Any]], handed: Callable[[], Any]) -> tuple[Any, Any]:
     """Asks for completions of `name` until `handed` returns what a prefill worker handed to a decode worker: that, and the last answer.
 
@@ -368,15 +376,9 @@ def test_leaving_a_stream_stops_the_handler(start_genset: Callable[..., Program]
             await asyncio.sleep(0.01)
         seen.append(context.stop_reason())
 
-    def leave() -> None:
-        body = json.dumps({"model": "py", "prompt": "a", "max_tokens": 2000, "stream": True, "ignore_eos": True}).encode()
-        request = urllib.request.Request(address + "/v1/completions", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as response:
-            response.readline()
-
     async def main() -> None:
         async with model(address, endless):
-            await asyncio.to_thread(leave)
+            await asyncio.to_thread(leave, address, "py", ignore_eos=True)
             await until(lambda: seen == ["client"], "the handler is told")
 
     run(main())

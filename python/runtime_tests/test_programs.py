@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,31 @@ NAME_ENGINE = str(Path(__file__).parents[1] / "tests/name_engine.py")
 WIRE_CLIENT = Path(__file__).parents[2] / "examples/python-wire-client"
 
 
+@pytest.fixture
+def counter(start: Callable[..., Program]) -> Program:
+    program = start("counter.py")
+    program.wait_for("ready")
+    return program
+
+
+@contextlib.asynccontextmanager
+async def counting(to: int = 20) -> AsyncIterator[AsyncIterator[Any]]:
+    """A request of the counter, whose first item has come."""
+    async with await Runtime.connect() as runtime:
+        client = await runtime.endpoint("demo.counter.count").client()
+        stream = client.random({"to": to, "pause": 0.05})
+        assert (await anext(stream)).number == 0
+        yield stream
+
+
 def assert_grace_left(program: Program) -> None:
     """Asserts that a drained program's requests did not use up the whole grace."""
     assert not any("were cut short after" in line for line in program.lines), program.lines
 
 
-def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -> None:
-    counter = start("counter.py")
-    counter.wait_for("ready")
-
+def test_sigterm_lets_the_request_under_way_end(counter: Program) -> None:
     async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            client = await runtime.endpoint("demo.counter.count").client()
-            stream = client.random({"to": 20, "pause": 0.05})
-            assert (await anext(stream)).number == 0
+        async with counting() as stream:
             counter.process.send_signal(signal.SIGTERM)
             assert [item.number async for item in stream] == list(range(1, 20))
 
@@ -44,15 +56,9 @@ def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -
     assert counter.lines[-1] == "left", counter.lines
 
 
-def test_a_drain_without_discovery_lets_the_request_under_way_end(start: Callable[..., Program], fleet: Path) -> None:
-    counter = start("counter.py")
-    counter.wait_for("ready")
-
+def test_a_drain_without_discovery_lets_the_request_under_way_end(counter: Program, fleet: Path) -> None:
     async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            client = await runtime.endpoint("demo.counter.count").client()
-            stream = client.random({"to": 20, "pause": 0.05})
-            assert (await anext(stream)).number == 0
+        async with counting() as stream:
             fleet.rename(fleet.with_name("away"))
             # A missing directory would be created again.
             fleet.touch()
@@ -73,15 +79,11 @@ def test_what_comes_after_a_drain_is_let_end(what: str, start: Callable[..., Pro
     assert "finished" in program.lines, program.lines
 
 
-def test_a_worker_told_to_leave_tells_its_clients(
-    start: Callable[..., Program], fleet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_told_to_leave_tells_its_clients(counter: Program, fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # This client reads discovery once. Later changes reach it only through the worker.
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(WIRE_CLIENT))
     discovery, wire = importlib.import_module("genset_discovery"), importlib.import_module("genset_wire")
-    counter = start("counter.py")
-    counter.wait_for("ready")
 
     async def main() -> None:
         [instance] = discovery.list_instances(fleet)
@@ -97,15 +99,9 @@ def test_a_worker_told_to_leave_tells_its_clients(
     assert counter.exit_code() == 0
 
 
-def test_a_second_signal_ends_at_once(start: Callable[..., Program]) -> None:
-    counter = start("counter.py")
-    counter.wait_for("ready")
-
+def test_a_second_signal_ends_at_once(counter: Program) -> None:
     async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            client = await runtime.endpoint("demo.counter.count").client()
-            stream = client.random({"to": 1_000_000, "pause": 0.05})
-            await anext(stream)
+        async with counting(1_000_000) as stream:
             counter.process.send_signal(signal.SIGTERM)
             counter.wait_for("draining")
             counter.process.send_signal(signal.SIGINT)
@@ -118,15 +114,9 @@ def test_a_second_signal_ends_at_once(start: Callable[..., Program]) -> None:
     assert_grace_left(counter)
 
 
-def test_a_worker_that_is_killed_ends_its_answers_with_an_error(start: Callable[..., Program]) -> None:
-    counter = start("counter.py")
-    counter.wait_for("ready")
-
+def test_a_worker_that_is_killed_ends_its_answers_with_an_error(counter: Program) -> None:
     async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            client = await runtime.endpoint("demo.counter.count").client()
-            stream = client.random({"to": 1_000_000, "pause": 0.05})
-            await anext(stream)
+        async with counting(1_000_000) as stream:
             counter.process.kill()
             with pytest.raises((exceptions.Disconnected, exceptions.CannotConnect)):
                 async for _ in stream:
@@ -135,9 +125,7 @@ def test_a_worker_that_is_killed_ends_its_answers_with_an_error(start: Callable[
     run(main())
 
 
-def test_a_caller_that_is_killed_stops_the_handler(start: Callable[..., Program]) -> None:
-    counter = start("counter.py")
-    counter.wait_for("ready")
+def test_a_caller_that_is_killed_stops_the_handler(counter: Program, start: Callable[..., Program]) -> None:
     caller = start("caller.py")
     caller.wait_for("3")
     caller.stop(signal.SIGKILL)
@@ -146,9 +134,7 @@ def test_a_caller_that_is_killed_stops_the_handler(start: Callable[..., Program]
     assert_grace_left(counter)
 
 
-def test_ctrl_c_ends_a_script_that_only_calls(start: Callable[..., Program]) -> None:
-    counter = start("counter.py")
-    counter.wait_for("ready")
+def test_ctrl_c_ends_a_script_that_only_calls(counter: Program, start: Callable[..., Program]) -> None:
     caller = start("caller.py")
     caller.wait_for("3")
     assert caller.stop(signal.SIGINT) == -signal.SIGINT

@@ -21,14 +21,6 @@ from genset.backend import find_binary
 from genset.runtime import Runtime
 from genset.sdk import parse_bytes
 
-GRAPH = Path(__file__).parents[2] / "examples/python/graph"
-
-
-@pytest.fixture
-def in_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(GRAPH)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-
 
 def test_a_graph_serves_loses_a_member_and_drains(in_graph: None, start_genset: Callable[..., Program]) -> None:
     openai = pytest.importorskip("openai")

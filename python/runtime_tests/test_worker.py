@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import urllib.request
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 from conftest import LONG_S, Program, run, until
-from test_llm import MODEL, answered_apart, ask, frontend
+from test_llm import MODEL, answered_apart, ask, frontend, leave
 
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig, exceptions
 from genset.backend import Worker
@@ -64,12 +62,6 @@ def test_an_engine_serves_is_told_of_leavers_and_drains(start_genset: Callable[.
     address = frontend(start_genset)
     engine = Engine()
 
-    def leave() -> None:
-        body = json.dumps({"model": "mine", "prompt": "a", "max_tokens": 2000, "stream": True}).encode()
-        request = urllib.request.Request(address + "/v1/completions", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as response:
-            response.readline()
-
     async def main() -> None:
         async with await Runtime.connect() as runtime, await Runtime.connect() as other:
             running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime).run())
@@ -91,7 +83,7 @@ def test_an_engine_serves_is_told_of_leavers_and_drains(start_genset: Callable[.
             events = await other.endpoint("py.backend.kv_events").client()
             first = await anext(events.random(None))
             assert sorted(block["hash"] for block in first["snapshot"]["blocks"]) == [11, 12]
-            await asyncio.to_thread(leave)
+            await asyncio.to_thread(leave, address, "mine")
             await until(lambda: "abort" in engine.seen, "the engine is told")
             await runtime.shutdown()
             await running
