@@ -94,8 +94,7 @@ def tokens(came: list[Any]) -> list[int]:
 def worker() -> Iterator[Worker]:
     worker = Worker(STEPS)
     yield worker
-    worker.process.kill()
-    worker.process.wait(30)
+    worker.kill()
 
 
 def test_an_answer_is_tokens_usage_and_an_end(worker: Worker) -> None:
@@ -323,5 +322,4 @@ def test_the_sample_runs_as_many_as_it_says_and_the_others_wait() -> None:
     # The 20th token is in the terminal item.
     for stream in range(2, 7):
         assert tokens(worker.answer(stream)) == list(range(8, 27))
-    worker.process.kill()
-    worker.process.wait(30)
+    worker.kill()

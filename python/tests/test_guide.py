@@ -89,8 +89,7 @@ def test_the_guides_program_serves(package: Path, monkeypatch: pytest.MonkeyPatc
     worker.start()
     worker.request(2, "generate", {"model": "m", "input": {"tokens": [1]}, "stop": {"max_tokens": 1}})
     assert worker.frame()[0] == Kind.ITEM
-    worker.process.kill()
-    worker.process.wait(30)
+    worker.kill()
 
 
 def test_the_guides_batch_engine_answers(package: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -103,8 +102,7 @@ def test_an_endpoint_nobody_knows_is_not_found() -> None:
     worker.request(2, "dance", None)
     kind, stream, payload = worker.frame()
     assert (kind, stream, msgpack.unpackb(payload)["kind"]) == (Kind.ERROR, 2, "not_found")
-    worker.process.send_signal(signal.SIGKILL)
-    worker.process.wait(30)
+    worker.kill()
 
 
 def test_a_worker_of_another_version_is_refused_in_words() -> None:
@@ -134,8 +132,7 @@ def test_an_engine_that_has_only_a_name_needs_files_for_tokens(monkeypatch: pyte
             assert [frame[0] for frame in frames] == [Kind.HELLO, Kind.ERROR]
             error = msgpack.unpackb(frames[1][2])
             assert error["kind"] == "invalid_argument" and problem in error["message"], error
-        worker.process.kill()
-        worker.process.wait(30)
+        worker.kill()
 
 
 def events(count: int, **operation: Any) -> list[Any]:
@@ -149,8 +146,7 @@ def events(count: int, **operation: Any) -> list[Any]:
         kind, _, payload = worker.frame()
         assert kind == Kind.ITEM, payload
         came += [item for stream, item in msgpack.unpackb(payload) if stream == 3]
-    worker.process.kill()
-    worker.process.wait(30)
+    worker.kill()
     return came[:count]
 
 
@@ -188,5 +184,4 @@ def test_cleanup_comes_after_the_last_request() -> None:
     while not came[4]:
         read()
     assert came[4][0]["location"] == "ended cleanup"
-    worker.process.kill()
-    worker.process.wait(30)
+    worker.kill()

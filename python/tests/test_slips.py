@@ -25,8 +25,7 @@ def worker() -> Iterator[WorkerStub]:
     worker = WorkerStub(SLIPS)
     worker.start()
     yield worker
-    worker.process.kill()
-    worker.process.wait(30)
+    worker.kill()
 
 
 def answer(worker: WorkerStub, stream: int, what: str) -> Any:
@@ -83,8 +82,7 @@ def test_an_engine_whose_start_failed_is_cleaned_up_before_the_worker_is_told(ho
     assert (kind, msgpack.unpackb(payload)["message"]) == (Kind.ERROR, problem)
     worker.request(2, "control", {"op": "order"})
     assert msgpack.unpackb(worker.frame()[2])[0][1]["location"] == "1 cleanups"
-    worker.process.kill()
-    worker.process.wait(30)
+    worker.kill()
 
 
 def test_an_engine_that_is_let_go_reports_no_failure() -> None:

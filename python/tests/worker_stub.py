@@ -62,6 +62,10 @@ class WorkerStub:
             self._frames = self._decoder.feed(data)
         return self._frames.pop(0)
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
     def start(self) -> None:
         self.send(Kind.HELLO, 0, HELLO)
         assert self.frame()[0] == Kind.HELLO
