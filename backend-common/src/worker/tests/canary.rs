@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::fakes::Call::Probe;
 use super::fakes::World;
 use super::fakes::{
-    config, counting, ended, one_token_then_silence, raw_items, request, serving, slowly,
+    config, counting, ended, one_token_then_silence, raw_items, request, served, serving, slowly,
     stop_cleanly,
 };
 use super::transcript::{End, Transcript, read};
@@ -102,8 +102,7 @@ async fn an_engine_of_whole_bodies_is_probed_with_one_of_the_api_that_is_offered
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_falls_silent_is_dead_after_enough_failures() {
-    let world = World::new();
-    let handle = serving(&world, watched()).await;
+    let (world, handle) = served(watched()).await;
     world.answer_with(|_, ctx| Ok(silent(ctx)));
     let start = tokio::time::Instant::now();
     let report = ended(&handle).await;
@@ -129,8 +128,7 @@ async fn an_engine_that_fails_every_canary_is_dead_however_it_fails() {
         ("just ends", just_ends),
         ("panics", panics),
     ] {
-        let world = World::new();
-        let handle = serving(&world, watched()).await;
+        let (world, handle) = served(watched()).await;
         world.answer_with(move |_, _| answer());
         let report = ended(&handle).await;
         assert_eq!(
@@ -144,8 +142,7 @@ async fn an_engine_that_fails_every_canary_is_dead_however_it_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_says_it_takes_no_requests_now_is_alive() {
-    let world = World::new();
-    let handle = serving(&world, watched()).await;
+    let (world, handle) = served(watched()).await;
     world.answer_with(|_, _| Err(EngineError::new(ErrorKind::Overloaded, "it sleeps")));
     tokio::time::sleep((INTERVAL + TIMEOUT) * 9).await;
     assert!(handle.status().borrow().is_ready());
@@ -156,18 +153,16 @@ async fn an_engine_that_says_it_takes_no_requests_now_is_alive() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_time_out_on_a_silent_engine_are_no_sign_of_life() {
-    let world = World::new();
     let mut config = watched();
     config.limits.request_timeout = Some(Duration::from_secs(7));
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     world.answer_with(|_, ctx| Ok(silent(ctx)));
     dies_despite_requests(&handle, || world.send("r")).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_good_canary_forgives_the_bad_ones_before_it() {
-    let world = World::new();
-    let handle = serving(&world, watched()).await;
+    let (world, handle) = served(watched()).await;
     for _ in 0..3 {
         world.answer_with(|_, ctx| Ok(silent(ctx)));
         tokio::time::sleep((INTERVAL + TIMEOUT) * 2 + Duration::from_secs(1)).await;
@@ -179,8 +174,7 @@ async fn one_good_canary_forgives_the_bad_ones_before_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_is_not_ready_from_a_failed_canary_to_the_next_good_one() {
-    let world = World::new();
-    let handle = serving(&world, watched()).await;
+    let (world, handle) = served(watched()).await;
     let mut status = handle.status();
     let metrics = world.metrics.clone();
     assert!(status.borrow().is_ready());
@@ -206,11 +200,10 @@ async fn a_worker_is_not_ready_from_a_failed_canary_to_the_next_good_one() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_refuses_for_overload_lives() {
-    let world = World::new();
     let mut config = watched();
     (config.limits.max_running, config.limits.max_waiting) = (1, 0);
     (config.limits.request_timeout, config.limits.idle_timeout) = (None, None);
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     let busy = world.send("busy").await.unwrap();
     tokio::time::sleep(INTERVAL * 20).await;
@@ -222,10 +215,9 @@ async fn an_engine_that_refuses_for_overload_lives() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_streams_is_not_even_probed() {
-    let world = World::new();
     let mut config = watched();
     config.limits.max_running = 1;
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, INTERVAL / 3)));
     let mut long = request();
     long.stop.max_tokens = Some(40);
@@ -239,11 +231,10 @@ async fn an_engine_that_streams_is_not_even_probed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_canary_that_waits_behind_slow_work_kills_nobody() {
-    let world = World::new();
     let mut config = watched();
     config.limits.max_running = 1;
     (config.limits.request_timeout, config.limits.idle_timeout) = (None, None);
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     // Slower than an interval, faster than an interval plus a canary's limit: every canary is sent, and waits.
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, INTERVAL + TIMEOUT / 2)));
     let mut long = request();
@@ -259,8 +250,7 @@ async fn a_canary_that_waits_behind_slow_work_kills_nobody() {
 /// A long prompt produces no item, and the canary waits behind it.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_computes_steps_is_alive_though_its_canaries_wait() {
-    let world = World::new();
-    let handle = serving(&world, watched()).await;
+    let (world, handle) = served(watched()).await;
     world.answer_with(|_, ctx| Ok(silent(ctx)));
     for _ in 0..9 {
         tokio::time::sleep(INTERVAL).await;
@@ -275,8 +265,7 @@ async fn an_engine_that_computes_steps_is_alive_though_its_canaries_wait() {
 /// The step vouches for the canary sent after it; the next canary does not wait for another interval.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_falls_silent_after_a_step_is_dead_one_canary_later() {
-    let world = World::new();
-    let handle = serving(&world, watched()).await;
+    let (world, handle) = served(watched()).await;
     world.answer_with(|_, ctx| Ok(silent(ctx)));
     let start = tokio::time::Instant::now();
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -309,8 +298,7 @@ async fn an_answer_that_comes_whole_has_its_time_and_later_ones_add_none() {
 
 #[tokio::test(start_paused = true)]
 async fn without_an_interval_only_the_first_canary_flies() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, ctx| Ok(silent(ctx)));
     tokio::time::sleep(INTERVAL * 100).await;
     assert_eq!(world.count(Probe), 1);
@@ -320,11 +308,10 @@ async fn without_an_interval_only_the_first_canary_flies() {
 /// Unread streams hold every slot; the engine still answers its canaries.
 #[tokio::test(start_paused = true)]
 async fn clients_that_read_nothing_do_not_make_the_engine_look_dead() {
-    let world = World::new();
     let mut config = watched();
     config.limits.max_running = 1;
     (config.limits.idle_timeout, config.limits.request_timeout) = (None, None);
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     let unread = world.send("unread").await.unwrap();
     tokio::time::sleep(10 * (INTERVAL + TIMEOUT)).await;
     assert!(world.count(Probe) > 3);

@@ -9,7 +9,9 @@ use tokio::time::Instant;
 use super::fakes::Act::{Hang, Panic};
 use super::fakes::Call::{Cleanup, Close, Drain, Unlist};
 use super::fakes::{Call, World};
-use super::fakes::{config, ended, one_token_then_silence, serving, slowly, spawn, stop_cleanly};
+use super::fakes::{
+    config, ended, one_token_then_silence, served, serving, slowly, spawn, stop_cleanly,
+};
 use super::transcript::{End, read};
 use crate::error::ErrorKind;
 use crate::output::{FinishReason, OutputStream};
@@ -40,8 +42,7 @@ fn is_cancelling(state: &State) -> bool {
 
 /// A serving worker with a request that produced one token and then stalled.
 async fn stuck() -> (Arc<World>, WorkerHandle, OutputStream) {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     let mut outputs = world.send("stuck").await.unwrap();
     outputs.next().await.unwrap().unwrap();
@@ -50,8 +51,7 @@ async fn stuck() -> (Arc<World>, WorkerHandle, OutputStream) {
 
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_finish_within_the_grace() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, Duration::from_secs(5))));
     let outputs = world.send("r").await.unwrap();
     handle.stop();
@@ -99,10 +99,9 @@ async fn new_requests_are_refused_while_draining_and_told_to_come_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_for_admission_ends_with_the_grace() {
-    let world = World::new();
     let mut config = config();
     config.limits.max_running = 1;
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     let running = world.send("running").await.unwrap();
     let waiting = world.send("waiting");
@@ -178,8 +177,7 @@ async fn two_signals_at_once_are_both_heard() {
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_after_stop_is_no_second_signal() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, Duration::from_secs(1))));
     let outputs = world.send("r").await.unwrap();
     handle.stop();
@@ -203,8 +201,7 @@ async fn shutdown_hurries_no_worker_that_fails_by_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn shutdown_leaves_no_task_behind() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (_world, handle) = served(config()).await;
     let tasks = handle.tasks.clone();
     assert_eq!(handle.shutdown().await.outcome, Outcome::Clean);
     assert!(tasks.is_empty());
@@ -212,8 +209,7 @@ async fn shutdown_leaves_no_task_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_the_handle_stops_the_worker() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     let mut states = handle.states();
     drop(handle);
     let stopped = State::Stopped(Outcome::Clean);
@@ -223,8 +219,7 @@ async fn dropping_the_handle_stops_the_worker() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handle_dropped_after_a_stop_is_no_second_signal() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, Duration::from_secs(1))));
     let outputs = world.send("r").await.unwrap();
     let mut states = handle.states();

@@ -368,6 +368,13 @@ pub(super) async fn serving(world: &Arc<World>, config: WorkerConfig) -> WorkerH
     handle
 }
 
+/// Returns a serving worker in a world of its own, in which everything succeeds.
+pub(super) async fn served(config: WorkerConfig) -> (Arc<World>, WorkerHandle) {
+    let world = World::new();
+    let handle = serving(&world, config).await;
+    (world, handle)
+}
+
 /// Returns the report of a worker that ended; no task may remain.
 pub(super) async fn ended(handle: &WorkerHandle) -> Report {
     let limit = Duration::from_secs(24 * 3600);

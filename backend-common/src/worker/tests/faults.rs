@@ -12,7 +12,8 @@ use super::fakes::Call::{
 };
 use super::fakes::{Act, Call, World};
 use super::fakes::{
-    config, counting, ended, one_token_then_silence, raw, raw_items, serving, spawn, stop_cleanly,
+    config, counting, ended, one_token_then_silence, raw, raw_items, served, serving, spawn,
+    stop_cleanly,
 };
 use super::transcript::{End, read};
 use crate::config::EngineConfig;
@@ -298,8 +299,7 @@ async fn a_lost_lease_is_listed_again_until_discovery_answers_and_nothing_restar
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_may_be_lost_again_and_again() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     for times in 2..5 {
         world.lose_lease();
         world.called_times(List, times).await;
@@ -357,8 +357,7 @@ async fn an_engine_may_die_anywhere_on_the_way_to_serving() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_dies_ends_every_stream_at_once_with_an_error_that_may_move() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     // Discovery hangs too, so the worker must not wait for it.
     world.plan(Unlist, [Hang]);
@@ -378,8 +377,7 @@ async fn an_engine_that_dies_ends_every_stream_at_once_with_an_error_that_may_mo
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     let streams = streams(&world, 3).await;
     world.set_down(true);
@@ -407,16 +405,14 @@ async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_whose_engine_is_down_can_stop_and_die() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     let mut states = handle.states();
     let waiting = State::Suspended(Suspended::Waiting);
     world.set_down(true);
     states.wait_for(|state| *state == waiting).await.unwrap();
     stop_cleanly(&handle).await;
 
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     let mut states = handle.states();
     world.set_down(true);
     states.wait_for(|state| *state == waiting).await.unwrap();
@@ -448,8 +444,7 @@ async fn an_engine_may_die_in_every_step_of_stopping() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_dies_while_requests_finish_ends_them() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     let streams = streams(&world, 2).await;
     handle.stop();

@@ -10,7 +10,7 @@ use super::fakes::Act::{Hang, Late};
 use super::fakes::Call::Generate;
 use super::fakes::{PROMPT_TOKENS, World};
 use super::fakes::{
-    config, counting, one_token_then_silence, request, serving, slowly, stop_cleanly,
+    config, counting, one_token_then_silence, request, served, serving, slowly, stop_cleanly,
 };
 use super::transcript::{Transcript, read};
 use crate::config::{Capabilities, EngineConfig, InputKind};
@@ -25,10 +25,19 @@ const WAITING: &str = "genset_worker_waiting_requests";
 
 /// A serving worker whose engine streams one token and then stalls.
 async fn stalling(config: WorkerConfig) -> (Arc<World>, WorkerHandle) {
-    let world = World::new();
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     (world, handle)
+}
+
+/// The longest silence that [`impatient`] allows.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// A worker that limits nothing but silence.
+fn impatient() -> WorkerConfig {
+    let mut config = config();
+    (config.limits.idle_timeout, config.limits.request_timeout) = (Some(IDLE), None);
+    config
 }
 
 /// A worker that runs one request and lets two wait.
@@ -95,8 +104,7 @@ async fn dropping_the_call_of_generate_cancels_the_request_and_frees_its_place()
 
 #[tokio::test(start_paused = true)]
 async fn a_finished_request_is_not_aborted() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     read(world.send("r").await.unwrap()).await;
     assert_eq!(world.metric(RUNNING), 0);
     assert!(!world.last_seen().is_cancelled());
@@ -187,17 +195,14 @@ async fn a_client_may_cancel_a_call_of_generate_that_hangs() {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_engine_meets_the_idle_limit_and_a_slow_one_does_not() {
-    let idle = Duration::from_secs(10);
-    let mut config = config();
-    (config.limits.idle_timeout, config.limits.request_timeout) = (Some(idle), None);
-    let (world, handle) = stalling(config).await;
+    let (world, handle) = stalling(impatient()).await;
     let start = Instant::now();
     let outputs = world.send("silent").await.unwrap();
     let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[0]);
     assert_eq!(read(outputs).await, failed);
-    assert!(start.elapsed() >= idle && start.elapsed() <= idle * 2);
+    assert!(start.elapsed() >= IDLE && start.elapsed() <= IDLE * 2);
 
-    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle - Duration::from_secs(1))));
+    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, IDLE - Duration::from_secs(1))));
     let answer = read(world.send("slow").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
@@ -241,13 +246,9 @@ async fn vectors_and_scores_have_no_idle_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn the_wait_for_a_place_inside_generate_is_no_silence_of_the_stream() {
-    let idle = Duration::from_secs(10);
-    let mut config = config();
-    config.limits.idle_timeout = Some(idle);
-    let world = World::new();
-    let handle = serving(&world, config).await;
-    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle / 2)));
-    world.plan(Generate, [Late(idle * 3)]);
+    let (world, handle) = served(impatient()).await;
+    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, IDLE / 2)));
+    world.plan(Generate, [Late(IDLE * 3)]);
     let answer = read(world.send("waited").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
@@ -256,16 +257,12 @@ async fn the_wait_for_a_place_inside_generate_is_no_silence_of_the_stream() {
 /// The request may be in the engine's own queue, before its first token or preempted, or have a long prompt.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_computes_steps_is_not_silent() {
-    let idle = Duration::from_secs(10);
-    let mut config = config();
-    (config.limits.idle_timeout, config.limits.request_timeout) = (Some(idle), None);
-    let world = World::new();
-    let handle = serving(&world, config).await;
-    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle * 5)));
+    let (world, handle) = served(impatient()).await;
+    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, IDLE * 5)));
     let waiting = world.send("waiting").await.unwrap();
     let steps = async {
         for _ in 0..60 {
-            tokio::time::sleep(idle / 2).await;
+            tokio::time::sleep(IDLE / 2).await;
             world.compute_step();
         }
     };
@@ -280,14 +277,10 @@ async fn an_engine_that_computes_steps_is_not_silent() {
 /// The request may be in a queue of an engine that reports no steps. Canaries' items do not count.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_answers_others_is_not_silent_before_the_first_item() {
-    let idle = Duration::from_secs(10);
-    let mut config = config();
-    (config.limits.idle_timeout, config.limits.request_timeout) = (Some(idle), None);
-    let world = World::new();
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(impatient()).await;
     world.answer_with(move |request, ctx| {
         let is_busy = request.stop.max_tokens == Some(20);
-        let pause = if is_busy { idle / 2 } else { idle * 5 };
+        let pause = if is_busy { IDLE / 2 } else { IDLE * 5 };
         Ok(slowly(request, ctx, pause))
     });
     let ask = async |max_tokens| {
@@ -402,8 +395,7 @@ async fn an_answer_ends_where_the_context_does() {
         context_length_tokens: Some(8),
         ..config()
     };
-    let world = World::new();
-    let handle = serving(&world, narrow).await;
+    let (world, handle) = served(narrow).await;
     for max_tokens in [None, Some(4), Some(50)] {
         world.answer_with(|request, ctx| Ok(counting(request, ctx)));
         let mut asking = request();

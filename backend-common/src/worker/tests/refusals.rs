@@ -1,34 +1,21 @@
 //! The engine never receives what it does not declare.
 
 use super::fakes::Call::Generate;
-use super::fakes::{CONTEXT_LENGTH, VOCAB_SIZE, World, config, request, serving, stop_cleanly};
+use super::fakes::{CONTEXT_LENGTH, VOCAB_SIZE, config, request, served, stop_cleanly};
 use crate::context::RequestContext;
 use crate::error::ErrorKind;
-use crate::request::{GenerateRequest, GuidedDecoding, Input};
+use crate::request::{GenerateRequest, Input};
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_request_never_reaches_the_engine() {
     use ErrorKind::{ContextLengthExceeded, InvalidArgument, Unsupported};
     type Ask = fn(&mut GenerateRequest);
     let table: &[(&str, ErrorKind, Ask)] = &[
-        ("prompt", Unsupported, |r| {
-            r.input = Input::Text("hi".into())
-        }),
         ("temperature", Unsupported, |r| {
             r.sampling.temperature = Some(0.5)
         }),
-        ("logprobs", Unsupported, |r| r.output.logprobs = Some(1)),
-        ("guided", Unsupported, |r| {
-            r.guided = Some(GuidedDecoding::JsonObject.into())
-        }),
-        ("priority", Unsupported, |r| r.priority = 1),
-        ("adapter", Unsupported, |r| r.adapter = Some("a".into())),
-        ("resumed_tokens", Unsupported, |r| r.resumed_tokens = 1),
         ("max_tokens", InvalidArgument, |r| {
             r.stop.max_tokens = Some(0)
-        }),
-        ("prompt", InvalidArgument, |r| {
-            r.input = Input::Tokens(vec![].into())
         }),
         ("prompt", InvalidArgument, |r| {
             r.input = Input::Tokens(vec![VOCAB_SIZE].into())
@@ -37,8 +24,7 @@ async fn a_refused_request_never_reaches_the_engine() {
             r.input = Input::Tokens(vec![1; CONTEXT_LENGTH as usize].into())
         }),
     ];
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     let seen = world.count(Generate);
     for (field, kind, ask) in table {
         let mut request = request();
@@ -54,10 +40,9 @@ async fn a_refused_request_never_reaches_the_engine() {
 
 #[tokio::test(start_paused = true)]
 async fn the_operators_context_length_is_the_one_enforced() {
-    let world = World::new();
     let mut config = config();
     config.context_length_tokens = Some(4);
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     let mut long = request();
     long.input = Input::Tokens(vec![1; 4].into());
     let refused = world.generate(long, RequestContext::new("r")).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use super::fakes::{PROMPT_TOKENS, VOCAB_SIZE, World};
-use super::fakes::{config, one_token_then_silence, raw, raw_items, serving, stop_cleanly};
+use super::fakes::{config, one_token_then_silence, raw, raw_items, served, serving, stop_cleanly};
 use super::transcript::{End, Transcript, read};
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::RequestContext;
@@ -124,8 +124,7 @@ fn broken_streams() -> Vec<Broken> {
 #[tokio::test(start_paused = true)]
 async fn a_broken_stream_is_mended_and_its_rule_counted() {
     for Broken { rule, items, seen } in broken_streams() {
-        let world = World::new();
-        let handle = serving(&world, config()).await;
+        let (world, handle) = served(config()).await;
         world.answer_with(move |_, _| Ok(raw_items(items())));
         let outputs = world.send("r").await.unwrap();
         assert_eq!(read(outputs).await, seen, "{rule}");
@@ -146,8 +145,7 @@ fn every_rule_is_broken_somewhere() {
 
 #[tokio::test(start_paused = true)]
 async fn a_legal_stream_breaks_no_rule() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, _| {
         let finish = Finish::stop().with_last(4).with_cached_tokens(1);
         Ok(raw_items([
@@ -164,8 +162,7 @@ async fn a_legal_stream_breaks_no_rule() {
 
 #[tokio::test(start_paused = true)]
 async fn log_probabilities_are_cut_with_their_tokens() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, _| {
         let logprob = TokenLogprob {
             logprob: -1.0,
@@ -188,8 +185,7 @@ async fn log_probabilities_are_cut_with_their_tokens() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_an_error_of_its_request_only() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     let mut other = world.send("other").await.unwrap();
 
@@ -219,8 +215,7 @@ async fn a_panic_is_an_error_of_its_request_only() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_after_the_terminal_is_counted_and_not_seen() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, _| {
         let panics = stream::once(async { panic!("after the terminal") });
         Ok(raw(stream::iter([token(1), stop(1)]).chain(panics)))
@@ -251,8 +246,7 @@ fn panics_on_drop(rest: Vec<Item>) -> OutputStream {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_stream_that_is_dropped_is_counted_and_not_seen() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     world.answer_with(|_, _| Ok(panics_on_drop(vec![stop(1)])));
     let outputs = world.send("read").await.unwrap();
     assert_eq!(read(outputs).await, stopped(&[1]));
@@ -359,10 +353,9 @@ async fn one_kind_answers(kind: InputKind, input: Input, right: Output, wrong: O
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_only_sends_nothing_meets_the_requests_limits() {
-    let world = World::new();
     let mut config = config();
     config.limits.request_timeout = Some(Duration::from_secs(9));
-    let handle = serving(&world, config).await;
+    let (world, handle) = served(config).await;
     // It is never pending, so only a guard that keeps its clock ends it.
     world.answer_with(|_, _| Ok(raw(stream::repeat_with(|| tokens(&[])).take(10_000))));
     let outputs = world.send("r").await.unwrap();
@@ -374,8 +367,7 @@ async fn an_engine_that_only_sends_nothing_meets_the_requests_limits() {
 
 #[tokio::test(start_paused = true)]
 async fn every_request_is_counted_once_by_how_it_ended() {
-    let world = World::new();
-    let handle = serving(&world, config()).await;
+    let (world, handle) = served(config()).await;
     let counted = |world: &Arc<World>, outcome: &str| {
         world.metric(&format!(
             "genset_worker_requests_total{{outcome=\"{outcome}\"}}"
