@@ -8,6 +8,7 @@ mod resuming;
 mod shared;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -299,44 +300,32 @@ impl GenerateRequest {
     /// `InvalidArgument`, naming the first field out of range.
     pub fn validate(&self) -> Result<(), EngineError> {
         if self.stop.max_tokens == Some(0) {
-            return Err(EngineError::invalid_argument(
-                RequestField::MaxTokens,
-                "must be at least 1",
-            ));
+            return refuse(RequestField::MaxTokens, "must be at least 1");
         }
         if let (Some(max), min) = (self.stop.max_tokens, self.stop.min_tokens)
             && min > max
         {
-            return Err(EngineError::invalid_argument(
+            return refuse(
                 RequestField::MinTokens,
                 format!("must not exceed max_tokens ({max}), got {min}"),
-            ));
+            );
         }
         let salt_bytes = self.cache_salt.as_ref().map_or(0, String::len);
         if salt_bytes > MAX_CACHE_SALT_BYTES {
-            return Err(EngineError::invalid_argument(
+            return refuse(
                 RequestField::CacheSalt,
                 format!("must have at most {MAX_CACHE_SALT_BYTES} bytes, got {salt_bytes}"),
-            ));
+            );
         }
         match &self.input {
             Input::Tokens(tokens) if tokens.is_empty() => {
-                return Err(EngineError::invalid_argument(
-                    RequestField::Prompt,
-                    "must hold at least one token",
-                ));
+                return refuse(RequestField::Prompt, "must hold at least one token");
             }
             Input::Embed(inputs) if inputs.is_empty() || inputs.iter().any(Vec::is_empty) => {
-                return Err(EngineError::invalid_argument(
-                    RequestField::Prompt,
-                    "must hold at least one token each",
-                ));
+                return refuse(RequestField::Prompt, "must hold at least one token each");
             }
             Input::Chat(chat) if chat.messages.is_empty() => {
-                return Err(EngineError::invalid_argument(
-                    RequestField::Prompt,
-                    "must hold at least one message",
-                ));
+                return refuse(RequestField::Prompt, "must hold at least one message");
             }
             Input::Score(pairs) => check_pairs(pairs)?,
             Input::Tokens(_) | Input::Text(_) | Input::Chat(_) | Input::Embed(_) => {}
@@ -367,31 +356,28 @@ impl SamplingOptions {
             2.0,
         )?;
         if self.top_p == Some(0.0) {
-            return Err(EngineError::invalid_argument(
-                RequestField::TopP,
-                "must be greater than 0",
-            ));
+            return refuse(RequestField::TopP, "must be greater than 0");
         }
         if self.top_k == Some(0) {
-            return Err(EngineError::invalid_argument(
+            return refuse(
                 RequestField::TopK,
                 "must be at least 1; leave it out for no limit",
-            ));
+            );
         }
         if let Some(penalty) = self.repetition_penalty
             && !(penalty.is_finite() && penalty > 0.0)
         {
-            return Err(EngineError::invalid_argument(
+            return refuse(
                 RequestField::RepetitionPenalty,
                 format!("must be a finite number greater than 0, got {penalty}"),
-            ));
+            );
         }
         for (token, bias) in &self.logit_bias {
             if !(-100.0..=100.0).contains(bias) {
-                return Err(EngineError::invalid_argument(
+                return refuse(
                     RequestField::LogitBias,
                     format!("must be between -100 and 100, got {bias} for token {token}"),
-                ));
+                );
             }
         }
         Ok(())
@@ -404,12 +390,21 @@ fn check_pairs(pairs: &[ScorePair]) -> Result<(), EngineError> {
         pair.token_ids.is_empty() || first > pair.token_ids.len()
     };
     if pairs.is_empty() || pairs.iter().any(is_wrong) {
-        return Err(EngineError::invalid_argument(
+        return refuse(
             RequestField::Prompt,
             "must hold pairs of at least one token each, of which first_tokens counts no more than there are",
-        ));
+        );
     }
     Ok(())
+}
+
+/// Returns whether an option has another value than the one without effect.
+pub(crate) fn is_set(option: Option<f32>, neutral: f32) -> bool {
+    option.is_some_and(|value| value != neutral)
+}
+
+fn refuse(field: RequestField, problem: impl fmt::Display) -> Result<(), EngineError> {
+    Err(EngineError::invalid_argument(field, problem))
 }
 
 fn has_no_entries<K, V>(map: &Shared<BTreeMap<K, V>>) -> bool {
@@ -424,10 +419,10 @@ fn check_range(
 ) -> Result<(), EngineError> {
     match value {
         // NaN is in no range, so it is refused too.
-        Some(value) if !(min..=max).contains(&value) => Err(EngineError::invalid_argument(
+        Some(value) if !(min..=max).contains(&value) => refuse(
             field,
             format!("must be between {min} and {max}, got {value}"),
-        )),
+        ),
         _ => Ok(()),
     }
 }

@@ -8,6 +8,7 @@ use crate::engine::Role;
 use crate::error::{EngineError, RequestField};
 use crate::request::{
     ChatInput, GenerateRequest, GuidedDecoding, Input, MediaKind, NotResumable, SamplingOptions,
+    is_set,
 };
 
 /// A kind of input an engine may take.
@@ -60,6 +61,37 @@ crate::named! {
         LogitBias = "logit_bias",
         /// `seed`.
         Seed = "seed",
+    }
+}
+
+impl SamplingOption {
+    /// Returns whether a request needs it: not if its value has no effect.
+    fn is_asked_by(self, sampling: &SamplingOptions) -> bool {
+        match self {
+            Self::Temperature => sampling.temperature.is_some(),
+            Self::TopP => is_set(sampling.top_p, 1.0),
+            Self::TopK => sampling.top_k.is_some(),
+            Self::MinP => is_set(sampling.min_p, 0.0),
+            Self::PresencePenalty => is_set(sampling.presence_penalty, 0.0),
+            Self::FrequencyPenalty => is_set(sampling.frequency_penalty, 0.0),
+            Self::RepetitionPenalty => is_set(sampling.repetition_penalty, 1.0),
+            Self::LogitBias => !sampling.logit_bias.is_empty(),
+            Self::Seed => sampling.seed.is_some(),
+        }
+    }
+
+    const fn field(self) -> RequestField {
+        match self {
+            Self::Temperature => RequestField::Temperature,
+            Self::TopP => RequestField::TopP,
+            Self::TopK => RequestField::TopK,
+            Self::MinP => RequestField::MinP,
+            Self::PresencePenalty => RequestField::PresencePenalty,
+            Self::FrequencyPenalty => RequestField::FrequencyPenalty,
+            Self::RepetitionPenalty => RequestField::RepetitionPenalty,
+            Self::LogitBias => RequestField::LogitBias,
+            Self::Seed => RequestField::Seed,
+        }
     }
 }
 
@@ -314,51 +346,9 @@ impl Capabilities {
     }
 
     fn check_sampling(&self, sampling: &SamplingOptions) -> Result<(), EngineError> {
-        use SamplingOption as Opt;
-        let asked = [
-            (
-                Opt::Temperature,
-                RequestField::Temperature,
-                sampling.temperature.is_some(),
-            ),
-            (
-                Opt::TopP,
-                RequestField::TopP,
-                sampling.top_p.is_some_and(|p| p != 1.0),
-            ),
-            (Opt::TopK, RequestField::TopK, sampling.top_k.is_some()),
-            (
-                Opt::MinP,
-                RequestField::MinP,
-                sampling.min_p.is_some_and(|p| p != 0.0),
-            ),
-            (
-                Opt::PresencePenalty,
-                RequestField::PresencePenalty,
-                sampling.presence_penalty.is_some_and(|p| p != 0.0),
-            ),
-            (
-                Opt::FrequencyPenalty,
-                RequestField::FrequencyPenalty,
-                sampling.frequency_penalty.is_some_and(|p| p != 0.0),
-            ),
-            (
-                Opt::RepetitionPenalty,
-                RequestField::RepetitionPenalty,
-                sampling.repetition_penalty.is_some_and(|p| p != 1.0),
-            ),
-            (
-                Opt::LogitBias,
-                RequestField::LogitBias,
-                !sampling.logit_bias.is_empty(),
-            ),
-            (Opt::Seed, RequestField::Seed, sampling.seed.is_some()),
-        ];
-        match asked
-            .iter()
-            .find(|(option, _, is_asked)| *is_asked && !self.sampling.contains(option))
-        {
-            Some((_, field, _)) => Err(undeclared(*field, "it")),
+        let mut options = SamplingOption::ALL.into_iter();
+        match options.find(|it| it.is_asked_by(sampling) && !self.sampling.contains(it)) {
+            Some(option) => Err(undeclared(option.field(), "it")),
             None => Ok(()),
         }
     }

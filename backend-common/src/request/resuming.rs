@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::fmt;
 
-use super::{GenerateRequest, Input};
+use super::{GenerateRequest, Input, is_set};
 
 /// Why an answer that has begun cannot continue at another instance.
 ///
@@ -80,8 +80,6 @@ impl GenerateRequest {
     /// ```
     pub fn resumes_as_prompt(&self) -> Result<(), NotResumable> {
         let sampling = &self.sampling;
-        let is_set =
-            |penalty: Option<f32>, neutral: f32| penalty.is_some_and(|value| value != neutral);
         if !matches!(self.input, Input::Tokens(_)) {
             return Err(NotResumable::NotTokens);
         }
