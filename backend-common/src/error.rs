@@ -12,7 +12,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use at::WireAt;
 use serde::{Deserialize, Serialize};
 
 pub use at::{At, RequestField};
@@ -97,45 +96,16 @@ impl ErrorKind {
 
 /// Details of an error for programs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "WireDetails", into = "WireDetails")]
 pub struct ErrorDetails {
     /// What is at fault, if it is a single thing.
+    #[serde(flatten, with = "at::wire")]
     pub at: Option<At>,
     /// How long a client should wait before a retry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<Duration>,
     /// The request the error belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
-}
-
-/// [`ErrorDetails`] in wire form.
-#[derive(Serialize, Deserialize)]
-struct WireDetails {
-    #[serde(flatten)]
-    at: WireAt,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    retry_after: Option<Duration>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    request_id: Option<String>,
-}
-
-impl From<ErrorDetails> for WireDetails {
-    fn from(details: ErrorDetails) -> Self {
-        Self {
-            at: details.at.into(),
-            retry_after: details.retry_after,
-            request_id: details.request_id,
-        }
-    }
-}
-
-impl From<WireDetails> for ErrorDetails {
-    fn from(details: WireDetails) -> Self {
-        Self {
-            at: details.at.into(),
-            retry_after: details.retry_after,
-            request_id: details.request_id,
-        }
-    }
 }
 
 /// The message for a request that was running when its engine stopped.

@@ -127,10 +127,30 @@ impl RequestField {
     }
 }
 
+/// Writes and reads an `Option<At>` as a [`WireAt`].
+pub(super) mod wire {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::{At, WireAt};
+
+    pub(in crate::error) fn serialize<S: Serializer>(
+        at: &Option<At>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        WireAt::from(at.clone()).serialize(serializer)
+    }
+
+    pub(in crate::error) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<At>, D::Error> {
+        WireAt::deserialize(deserializer).map(Option::from)
+    }
+}
+
 /// [`At`] in wire form: at most one of the three is set. A field that this version does not know is [`At::Other`].
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct WireAt {
+struct WireAt {
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
