@@ -322,11 +322,7 @@ fn serving(listing: Listing, event: Event) -> (State, Vec<Effect>) {
 
 fn suspended(at: Suspended, event: Event) -> (State, Vec<Effect>) {
     use Suspended::{Unlisting, UpWhileUnlisting, Waiting};
-    let draining = |step, cause| State::Draining {
-        step,
-        cause,
-        forced: false,
-    };
+    let draining = |step, cause| drains(step, cause, false);
     match (at, event) {
         (Unlisting, Event::Unlisted) => (State::Suspended(Waiting), vec![]),
         (Unlisting, Event::EngineUp) => (State::Suspended(UpWhileUnlisting), vec![]),
@@ -352,26 +348,13 @@ fn suspended(at: Suspended, event: Event) -> (State, Vec<Effect>) {
 }
 
 fn draining(step: Draining, cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effect>) {
-    let stay = |cause, forced, effects| {
-        (
-            State::Draining {
-                step,
-                cause,
-                forced,
-            },
-            effects,
-        )
-    };
+    let stay = |cause, forced, effects| (drains(step, cause, forced), effects);
     match (step, event) {
         (Draining::Unlisting, Event::Unlisted) if forced || cause == StopCause::EngineDied => {
             cancel(cause, forced, vec![])
         }
         (Draining::Unlisting, Event::Unlisted) => (
-            State::Draining {
-                step: Draining::Finishing,
-                cause,
-                forced,
-            },
+            drains(Draining::Finishing, cause, forced),
             vec![Effect::AwaitInFlight],
         ),
         (Draining::Finishing, Event::Idle) => engine_drain(cause, forced),
@@ -428,17 +411,18 @@ fn cleaning_up(cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effe
     (State::Stopped(outcome), vec![])
 }
 
+fn drains(step: Draining, cause: StopCause, forced: bool) -> State {
+    State::Draining {
+        step,
+        cause,
+        forced,
+    }
+}
+
 fn unlist(cause: StopCause, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
     effects.extend(close_door(cause));
     effects.push(Effect::Unlist);
-    (
-        State::Draining {
-            step: Draining::Unlisting,
-            cause,
-            forced: false,
-        },
-        effects,
-    )
+    (drains(Draining::Unlisting, cause, false), effects)
 }
 
 /// Refuses new requests. If the engine is dead, it also ends the running ones, after closing the door.
@@ -467,14 +451,8 @@ fn suspend() -> (State, Vec<Effect>) {
 }
 
 fn engine_drain(cause: StopCause, forced: bool) -> (State, Vec<Effect>) {
-    (
-        State::Draining {
-            step: Draining::EngineDraining,
-            cause,
-            forced,
-        },
-        vec![Effect::CallDrain],
-    )
+    let state = drains(Draining::EngineDraining, cause, forced);
+    (state, vec![Effect::CallDrain])
 }
 
 fn cancel(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
@@ -486,14 +464,7 @@ fn cancel(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, V
         | StopCause::CanaryFailed => CancelReason::Shutdown,
     };
     effects.push(Effect::CancelInFlight(reason));
-    (
-        State::Draining {
-            step: Draining::Cancelling,
-            cause,
-            forced,
-        },
-        effects,
-    )
+    (drains(Draining::Cancelling, cause, forced), effects)
 }
 
 fn clean_up(cause: StopCause, forced: bool, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {

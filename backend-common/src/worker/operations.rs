@@ -130,32 +130,17 @@ impl EngineCalls {
         };
         let task = self.tasks.spawn(self.alive.track_future(call));
         // Dropping the operation aborts the task.
-        match self
-            .deadlines
-            .bound(limit, AbortOnDropHandle::new(task))
-            .await
-        {
-            Some(Ok(Ok(Ok(value)))) => Ok(value),
-            Some(Ok(Ok(Err(error)))) => Err(Failure {
-                fault: Fault::Error,
-                error,
-            }),
+        let called = self.deadlines.bound(limit, AbortOnDropHandle::new(task));
+        let (fault, error) = match called.await {
+            Some(Ok(Ok(Ok(value)))) => return Ok(value),
+            Some(Ok(Ok(Err(error)))) => (Fault::Error, error),
             Some(Ok(Err(panic))) => {
-                let error = EngineError::internal(format!(
-                    "the engine panicked in {name}: {}",
-                    panic_text(&*panic)
-                ));
-                Err(Failure {
-                    fault: Fault::Panic,
-                    error,
-                })
+                let message = format!("the engine panicked in {name}: {}", panic_text(&*panic));
+                (Fault::Panic, EngineError::internal(message))
             }
             Some(Err(_)) => {
-                let error = EngineError::internal(format!("the runtime ended during {name}"));
-                Err(Failure {
-                    fault: Fault::Error,
-                    error,
-                })
+                let message = format!("the runtime ended during {name}");
+                (Fault::Error, EngineError::internal(message))
             }
             None => {
                 let message = format!(
@@ -163,12 +148,10 @@ impl EngineCalls {
                     limit.as_secs_f64()
                 );
                 let error = EngineError::new(ErrorKind::DeadlineExceeded, message);
-                Err(Failure {
-                    fault: Fault::Timeout,
-                    error,
-                })
+                (Fault::Timeout, error)
             }
-        }
+        };
+        Err(Failure { fault, error })
     }
 }
 
