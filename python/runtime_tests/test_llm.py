@@ -50,6 +50,18 @@ def ask(address: str, path: str, body: Any = None) -> Any:
     return json.loads(text)
 
 
+async def until_known(address: str, name: str, serving: asyncio.Future[Any]) -> None:
+    """Waits until the frontend knows a model; fails if what serves it has."""
+
+    def is_known() -> bool:
+        if serving.done():
+            serving.result()
+        return name in [each["id"] for each in ask(address, "/v1/models")["data"]]
+
+    while not await asyncio.to_thread(is_known):
+        await asyncio.sleep(0.05)
+
+
 def leave(address: str, name: str, **options: Any) -> None:
     """Leaves a long streamed completion after its first line."""
     body = json.dumps({"model": name, "prompt": "a", "max_tokens": 2000, "stream": True, **options}).encode()
@@ -88,14 +100,7 @@ async def model(
         endpoint = runtime.namespace("py").component("backend").endpoint("generate")
         await register_llm(model_type, endpoint, str(options.pop("model_path", MODEL)), name, **options)
         serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
-
-        def is_listed() -> bool:
-            if serving.done():
-                serving.result()
-            return name in [each["id"] for each in ask(address, "/v1/models")["data"]]
-
-        while not await asyncio.to_thread(is_listed):
-            await asyncio.sleep(0.05)
+        await until_known(address, name, serving)
         yield endpoint
         await runtime.shutdown()
         await serving

@@ -14,7 +14,7 @@ import pydantic.dataclasses
 import pytest
 from conftest import Program, run
 from pydantic import BaseModel
-from test_llm import ask, frontend
+from test_llm import ask, frontend, until_known
 
 from genset import exceptions, sdk
 from genset._checks import checker
@@ -266,14 +266,7 @@ async def offered(address: str, cls: type, name: str) -> AsyncIterator[None]:
     """Serves a class, and waits until the frontend knows its model."""
     async with await Runtime.connect() as runtime:
         serving = asyncio.ensure_future(sdk.serve(cls, runtime))
-
-        def is_listed() -> bool:
-            if serving.done():
-                serving.result()
-            return name in [each["id"] for each in ask(address, "/v1/models")["data"]]
-
-        while not await asyncio.to_thread(is_listed):
-            await asyncio.sleep(0.05)
+        await until_known(address, name, serving)
         yield
         await runtime.shutdown()
         await serving

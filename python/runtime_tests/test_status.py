@@ -55,6 +55,12 @@ async def serve_model(runtime: Runtime, component: str, handler: Any = letters) 
     return asyncio.ensure_future(endpoint.serve_endpoint(handler))
 
 
+async def cancelled(serving: asyncio.Future[None]) -> None:
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
 async def echo(request: Any) -> Any:
     return request
 
@@ -83,13 +89,9 @@ def test_a_program_is_ready_while_all_that_it_serves_is_listed() -> None:
             assert (await get(port, "/ready"))[0] == 503
             may_answer.set()
             await until_status(port, 200, first, second)
-            first.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await first
+            await cancelled(first)
             assert (await get(port, "/ready"))[0] == 200
-            second.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await second
+            await cancelled(second)
             await until_status(port, 503)
             assert (await get(port, "/live"))[0] == 200
         with pytest.raises(OSError):
@@ -145,9 +147,7 @@ def test_each_model_has_its_metrics_for_as_long_as_it_is_served() -> None:
                 assert f'genset_worker_ready{{genset_endpoint="py.{component}.generate"}} 1' in text
             heads = [line for line in text.splitlines() if line.startswith("# HELP")]
             assert len(heads) == len(set(heads)) and text.endswith("# EOF\n")
-            second.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await second
+            await cancelled(second)
 
             async def shown() -> str:
                 return (await get(port, "/metrics"))[1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import LONG_S, Program, run, until
-from test_llm import MODEL, answered_apart, ask, frontend, leave
+from test_llm import MODEL, answered_apart, ask, frontend, leave, until_known
 
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig, exceptions
 from genset.backend import Worker
@@ -65,14 +65,7 @@ def test_an_engine_serves_is_told_of_leavers_and_drains(start_genset: Callable[.
     async def main() -> None:
         async with await Runtime.connect() as runtime, await Runtime.connect() as other:
             running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime).run())
-
-            def is_listed() -> bool:
-                if running.done():
-                    running.result()
-                return "mine" in [each["id"] for each in ask(address, "/v1/models")["data"]]
-
-            while not await asyncio.to_thread(is_listed):
-                await asyncio.sleep(0.05)
+            await until_known(address, "mine", running)
             body = {"model": "mine", "prompt": "a", "max_tokens": 2, "seed": 7}
             answer = await asyncio.to_thread(ask, address, "/v1/completions", body)
             assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 2)
