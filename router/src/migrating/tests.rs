@@ -383,21 +383,13 @@ async fn what_has_given_nothing_waits_only_for_an_instance_that_is_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn an_instance_that_comes_in_time_takes_it_on() {
-    let refused = [Leg::Refuses(ErrorKind::Overloaded); 6];
-    let legs = [lost_after(5)].into_iter().chain(refused);
-    let site = site(legs.chain([Leg::Finishes]));
-    let read = site.ask(request()).await;
-    assert_eq!(read.tokens, undisturbed().await.tokens);
-    assert_eq!(read.end.unwrap().usage.completion_tokens, WHOLE);
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_instance_with_the_adapter_that_comes_in_time_takes_it_on() {
-    let legs = [lost_after(5)].into_iter().chain([Leg::LacksAdapter; 6]);
-    let site = site(legs.chain([Leg::Finishes]));
-    let read = site.ask(request()).await;
-    assert_eq!(read.tokens, undisturbed().await.tokens);
-    assert_eq!(read.end.unwrap().usage.completion_tokens, WHOLE);
+    for refuses in [Leg::Refuses(ErrorKind::Overloaded), Leg::LacksAdapter] {
+        let legs = [lost_after(5)].into_iter().chain([refuses; 6]);
+        let site = site(legs.chain([Leg::Finishes]));
+        let read = site.ask(request()).await;
+        assert_eq!(read.tokens, undisturbed().await.tokens);
+        assert_eq!(read.end.unwrap().usage.completion_tokens, WHOLE);
+    }
 }
 
 #[tokio::test(start_paused = true)]

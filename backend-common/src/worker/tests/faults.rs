@@ -21,91 +21,42 @@ use crate::error::{EngineError, ErrorKind};
 use crate::output::{Finish, Output, OutputStream, TokenChunk, Violation};
 use crate::worker::Outcome::{Clean, CleanupFailed, Failed};
 use crate::worker::StopCause::{CanaryFailed, EngineDied, RegistrationFailed, StartFailed};
-use crate::worker::{Fault, Listing, Outcome, State, Suspended};
+use crate::worker::{Fault, Listing, Outcome, State, StopCause, Suspended};
 
 /// The calls of a worker that serves and is then stopped.
 const WHOLE_LIFE: [Call; 9] = [
     Start, Serve, Probe, Generate, List, Unlist, Drain, Close, Cleanup,
 ];
 
+const UNTIL_PROBE: [Call; 5] = [Start, Serve, Probe, Close, Cleanup];
+
+const UNTIL_ANSWER: [Call; 6] = [Start, Serve, Probe, Generate, Close, Cleanup];
+
 const DIED_LISTED: [Call; 8] = [Start, Serve, Probe, Generate, List, Unlist, Close, Cleanup];
 
 #[tokio::test(start_paused = true)]
 async fn a_fault_on_the_way_to_serving_unwinds_what_was_done() {
-    let canary_failed = &[Start, Serve, Probe, Generate, Close, Cleanup];
-    let table: &[(Call, Act, Outcome, &[Call])] = &[
-        (
-            Start,
-            Error,
-            Failed(StartFailed(Fault::Error)),
-            &[Start, Cleanup],
-        ),
-        (
-            Start,
-            Panic,
-            Failed(StartFailed(Fault::Panic)),
-            &[Start, Cleanup],
-        ),
-        (
-            Start,
-            Hang,
-            Failed(StartFailed(Fault::Timeout)),
-            &[Start, Cleanup],
-        ),
-        (
-            Serve,
-            Error,
-            Failed(RegistrationFailed),
-            &[Start, Serve, Cleanup],
-        ),
-        (
-            Serve,
-            Panic,
-            Failed(RegistrationFailed),
-            &[Start, Serve, Cleanup],
-        ),
-        (
-            Serve,
-            Hang,
-            Failed(RegistrationFailed),
-            &[Start, Serve, Cleanup],
-        ),
-        (
-            Probe,
-            Error,
-            Failed(CanaryFailed),
-            &[Start, Serve, Probe, Close, Cleanup],
-        ),
-        (
-            Probe,
-            Panic,
-            Failed(CanaryFailed),
-            &[Start, Serve, Probe, Close, Cleanup],
-        ),
-        (
-            Probe,
-            Hang,
-            Failed(CanaryFailed),
-            &[Start, Serve, Probe, Close, Cleanup],
-        ),
-        (Generate, Error, Failed(CanaryFailed), canary_failed),
-        (Generate, Panic, Failed(CanaryFailed), canary_failed),
-        (Generate, Hang, Failed(CanaryFailed), canary_failed),
+    let start_failed = [Fault::Error, Fault::Panic, Fault::Timeout].map(StartFailed);
+    let table: [(Call, [StopCause; 3], &[Call]); 5] = [
+        (Start, start_failed, &[Start, Cleanup]),
+        (Serve, [RegistrationFailed; 3], &[Start, Serve, Cleanup]),
+        (Probe, [CanaryFailed; 3], &UNTIL_PROBE),
+        (Generate, [CanaryFailed; 3], &UNTIL_ANSWER),
         // A failed listing may still have reached discovery.
-        (List, Error, Failed(RegistrationFailed), &WHOLE_LIFE),
-        (List, Panic, Failed(RegistrationFailed), &WHOLE_LIFE),
-        (List, Hang, Failed(RegistrationFailed), &WHOLE_LIFE),
+        (List, [RegistrationFailed; 3], &WHOLE_LIFE),
     ];
-    for (call, act, outcome, calls) in table {
-        let world = World::new();
-        world.plan(*call, [*act]);
-        let handle = spawn(&world, config());
-        let not_ready = handle.ready().await.unwrap_err();
-        let report = ended(&handle).await;
-        assert_eq!(report.outcome, *outcome, "{call:?} {act:?}");
-        assert_eq!(not_ready.outcome, *outcome, "{call:?} {act:?}");
-        assert!(report.error.is_some(), "{call:?} {act:?}");
-        assert_eq!(world.calls(), *calls, "{call:?} {act:?}");
+    for (call, causes, calls) in table {
+        for (act, cause) in [Error, Panic, Hang].into_iter().zip(causes) {
+            let world = World::new();
+            world.plan(call, [act]);
+            let handle = spawn(&world, config());
+            let not_ready = handle.ready().await.unwrap_err();
+            let report = ended(&handle).await;
+            assert_eq!(report.outcome, Failed(cause), "{call:?} {act:?}");
+            assert_eq!(not_ready.outcome, Failed(cause), "{call:?} {act:?}");
+            assert!(report.error.is_some(), "{call:?} {act:?}");
+            assert_eq!(world.calls(), calls, "{call:?} {act:?}");
+        }
     }
 }
 
@@ -238,8 +189,8 @@ async fn a_worker_stops_at_once_wherever_it_is_on_the_way_to_serving() {
     let table: &[(Call, &[Call])] = &[
         (Start, &[Start, Cleanup]),
         (Serve, &[Start, Serve, Cleanup]),
-        (Probe, &[Start, Serve, Probe, Close, Cleanup]),
-        (Generate, &[Start, Serve, Probe, Generate, Close, Cleanup]),
+        (Probe, &UNTIL_PROBE),
+        (Generate, &UNTIL_ANSWER),
         (List, &WHOLE_LIFE),
     ];
     for (held_in, calls) in table {
@@ -337,8 +288,8 @@ async fn an_engine_may_die_anywhere_on_the_way_to_serving() {
     let table: &[(Call, &[Call])] = &[
         (Start, &[Start, Cleanup]),
         (Serve, &[Start, Serve, Cleanup]),
-        (Probe, &[Start, Serve, Probe, Close, Cleanup]),
-        (Generate, &[Start, Serve, Probe, Generate, Close, Cleanup]),
+        (Probe, &UNTIL_PROBE),
+        (Generate, &UNTIL_ANSWER),
         (List, &DIED_LISTED),
     ];
     for (held_in, calls) in table {
