@@ -122,7 +122,6 @@ impl Signals {
     }
 }
 
-/// The requested stops.
 pub(super) struct Stops {
     asked: watch::Receiver<u32>,
     taken: u32,

@@ -77,7 +77,6 @@ impl StatusBoard {
         }
     }
 
-    /// Registers the metrics for the status.
     pub(super) fn register(&self, registry: &MetricsRegistry) {
         registry.register(
             "genset_worker_ready",

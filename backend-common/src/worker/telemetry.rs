@@ -59,7 +59,6 @@ pub(super) struct Telemetry {
 }
 
 impl Telemetry {
-    /// Creates the metrics and registers them.
     pub(super) fn register(registry: &MetricsRegistry) -> Self {
         let this = Self {
             requests: registry.create("genset_worker_requests", "Requests by how they ended"),

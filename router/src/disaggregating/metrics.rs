@@ -34,7 +34,6 @@ impl Legs {
         }
     }
 
-    /// Returns the metrics of one model.
     pub(super) fn of(&self, model: &str) -> ModelLegs {
         ModelLegs {
             all: self.clone(),
@@ -76,7 +75,6 @@ impl Whole {
     }
 }
 
-/// The legs of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leg {
     Prefill,

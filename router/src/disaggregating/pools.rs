@@ -97,7 +97,6 @@ impl Pools {
         })
     }
 
-    /// Returns the current pools.
     pub(crate) fn now(&self) -> Arc<PoolSet> {
         Arc::clone(&self.now.borrow())
     }

@@ -53,7 +53,6 @@ enum Stage {
     Ended,
 }
 
-/// The decode leg.
 struct Decode {
     holder: Holder,
     outputs: OutputStream,

@@ -68,7 +68,6 @@ impl Arena {
 /// The sizes of blocks of words: 2, 3, 4, 6, 8, 12 and so on to a whole chunk.
 const CLASSES: usize = 31;
 
-/// Returns the number of words in a class.
 pub(super) const fn class_words(class: u8) -> usize {
     let base = if class.is_multiple_of(2) { 2 } else { 3 };
     base << (class / 2)
@@ -130,7 +129,6 @@ impl Free {
         self.blocks[usize::from(class)].push(at);
     }
 
-    /// Returns the bytes in use.
     pub(super) fn used_bytes(&self) -> u64 {
         let free: usize = (0..31_u8)
             .map(|class| class_words(class) * self.blocks[usize::from(class)].len())

@@ -214,7 +214,6 @@ impl IndexWriter {
         (end < self.next_run).then_some(end)
     }
 
-    /// Returns the place of a block.
     #[inline]
     fn place_of(&self, hash: u64) -> Option<Place> {
         let Shared { table, words, .. } = &*self.shared;

@@ -67,7 +67,6 @@ impl Weighed {
         choose(&self.costs, temperature, turn, random)
     }
 
-    /// Returns the reason for choosing `index`.
     pub(super) fn reason(&self, index: usize) -> Reason {
         let has_overlap = (self.works.get(index)).is_some_and(|work| work.overlap_blocks > 0);
         if self.favourite == Some(index) && (self.costs_more || !has_overlap) {

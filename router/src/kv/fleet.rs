@@ -40,7 +40,6 @@ pub(super) struct Place {
 
 type Counts = HashMap<BlockHash, u32, BuildHasherDefault<AsIs>>;
 
-/// One place.
 #[derive(Debug)]
 struct Member {
     place: Place,
@@ -110,7 +109,6 @@ struct State {
     members: Vec<Member>,
     /// The number of members created so far.
     generations: u64,
-    /// The place of each target.
     owners: Vec<Option<Place>>,
     free: Vec<Target>,
 }
@@ -192,7 +190,6 @@ impl Fleet {
         })
     }
 
-    /// Returns a place's target.
     pub(super) fn target_of(&self, place: Place) -> Option<Target> {
         let mut state = self.state.lock();
         state.known(place).and_then(|member| member.target)
@@ -309,7 +306,6 @@ fn set_owner(state: &mut State, target: Target, owner: Option<Place>) {
 /// The properties of a request that routing needs.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// The number of prompt tokens.
     pub(super) prompt_tokens: u32,
     /// Tokens per block, at least 1.
     pub(super) block_size: u32,

@@ -32,7 +32,6 @@ struct Late {
     /// The published event count when events were first missed.
     published: u64,
     since: Instant,
-    /// The number of missing events.
     missing: u64,
 }
 

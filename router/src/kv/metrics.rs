@@ -60,7 +60,6 @@ impl RouterMetrics {
         }
     }
 
-    /// Returns the metrics of one model.
     pub(super) fn of(&self, model: &str) -> ModelMetrics {
         *self.shown.lock().entry(model.to_owned()).or_default() += 1;
         ModelMetrics {
@@ -72,7 +71,6 @@ impl RouterMetrics {
     }
 }
 
-/// The reason for a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     /// The chosen worker has part of the prompt cached.

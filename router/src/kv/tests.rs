@@ -305,7 +305,6 @@ impl Router {
         (outputs, decisions.remove(0))
     }
 
-    /// Begins one request of `key`.
     async fn begin_for(&self, key: &str, tokens: &[TokenId]) -> OutputStream {
         let request = GenerateRequest::from_tokens("m", tokens.to_vec());
         let ctx = RequestContext::new("r").with_affinity(key);

@@ -51,7 +51,6 @@ pub(super) struct MigratingStream {
     moves: u32,
 }
 
-/// The source of the answer.
 enum Source {
     At(Holder, OutputStream),
     Moving(Move),

@@ -31,7 +31,6 @@ impl QueueMetrics {
         }
     }
 
-    /// Returns the metrics of one model.
     pub(super) fn of(&self, model: &str) -> ModelMetrics {
         ModelMetrics {
             waiting: self

@@ -119,7 +119,6 @@ impl Waiting {
             .is_some_and(|(first, _)| *first == turn)
     }
 
-    /// Returns whether the request is the first of all.
     pub(super) fn is_first(&self, turn: Turn) -> bool {
         self.first_behind(None)
             .is_some_and(|(first, _)| *first == turn)
@@ -134,7 +133,6 @@ impl Waiting {
             .min_by_key(|(first, _)| **first)
     }
 
-    /// Wakes the first of all.
     pub(super) fn wake_first(&self) {
         if let Some((_, first)) = self.first_behind(None) {
             first.woken.notify_one();

@@ -138,7 +138,6 @@ impl Site {
         self.queueing.queue.waiting.lock().len()
     }
 
-    /// Waits until `requests` requests wait.
     async fn until_waiting(&self, requests: usize) {
         while self.waiting() != requests {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -27,7 +27,6 @@ struct Adapters {
     broken: Arc<Mutex<Vec<&'static str>>>,
     /// Whether it does not list its adapters.
     is_silent: bool,
-    /// The time to load an adapter.
     load_time: Duration,
 }
 

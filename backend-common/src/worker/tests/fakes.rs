@@ -361,7 +361,6 @@ pub(super) fn spawn(world: &Arc<World>, config: WorkerConfig) -> WorkerHandle {
     Worker::new(WORKER_ID, engine, config, registrar, world.metrics.clone()).spawn()
 }
 
-/// Returns a serving worker.
 pub(super) async fn serving(world: &Arc<World>, config: WorkerConfig) -> WorkerHandle {
     let handle = spawn(world, config);
     handle.ready().await.unwrap();
