@@ -1,7 +1,6 @@
 //! Migrating requests, over a fake fleet whose model is a function of prompt and position.
 
 mod fleet;
-mod usage;
 mod waiting;
 
 use std::error::Error as _;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use super::fakes::{Call, MODEL, World, config, ended, serving, spawn, stop_cleanly};
+use super::fakes::{Call, MODEL, World, config, ended, reaches, serving, spawn, stop_cleanly};
 use crate::config::{Capabilities, EngineConfig};
 use crate::controls::{Adapter, ControlRequest, EngineControls};
 use crate::error::{At, EngineError, ErrorKind};
-use crate::worker::{Outcome, State, Suspended, WorkerConfig};
+use crate::worker::{Listing, Outcome, State, Suspended, WorkerConfig};
 
 fn adapter(name: &str) -> Adapter {
     Adapter {
@@ -204,15 +204,12 @@ async fn an_engine_that_came_up_again_gets_its_adapters_back() {
     let world = with_adapters(&adapters);
     let handle = serving(&world, asking(&["a", "b"])).await;
     load(&world, "c").await.unwrap();
-    let mut states = handle.states();
     world.set_down(true);
-    let is_waiting = |state: &State| matches!(state, State::Suspended(Suspended::Waiting));
-    states.wait_for(is_waiting).await.unwrap();
+    reaches(&handle, State::Suspended(Suspended::Waiting)).await;
     adapters.loaded.lock().clear();
     adapters.broken.lock().push("b");
     world.set_down(false);
-    let is_serving = |state: &State| matches!(state, State::Serving(_));
-    states.wait_for(is_serving).await.unwrap();
+    reaches(&handle, State::Serving(Listing::Listed)).await;
     assert_eq!(published(&world), ["a", "c"]);
     assert!(adapters.loaded.lock().keys().eq(["a", "c"]));
     stop_cleanly(&handle).await;

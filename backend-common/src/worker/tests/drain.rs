@@ -20,24 +20,9 @@ use crate::worker::{Draining, Fault, Outcome, State, StopCause, WorkerHandle};
 /// What a second signal leaves of a deadline.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-pub(super) fn is_finishing(state: &State) -> bool {
-    matches!(
-        state,
-        State::Draining {
-            step: Draining::Finishing,
-            ..
-        }
-    )
-}
-
-fn is_cancelling(state: &State) -> bool {
-    matches!(
-        state,
-        State::Draining {
-            step: Draining::Cancelling,
-            ..
-        }
-    )
+/// Returns whether a worker is in this step of draining.
+pub(super) fn drains(at: Draining) -> impl Fn(&State) -> bool {
+    move |state| matches!(state, State::Draining { step, .. } if *step == at)
 }
 
 /// A serving worker with a request that produced one token and then stalled.
@@ -87,7 +72,11 @@ async fn a_client_that_does_not_read_holds_a_worker_for_a_moment_only() {
 async fn new_requests_are_refused_while_draining_and_told_to_come_back() {
     let (world, handle, outputs) = stuck().await;
     handle.stop();
-    handle.states().wait_for(is_finishing).await.unwrap();
+    handle
+        .states()
+        .wait_for(drains(Draining::Finishing))
+        .await
+        .unwrap();
     let seen = world.count(Call::Generate);
     let error = world.send("late").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EngineShutdown);
@@ -144,7 +133,11 @@ async fn a_second_signal_makes_the_deadline_of_every_call_now() {
 async fn a_second_signal_cuts_the_grace_short() {
     let (world, handle, outputs) = stuck().await;
     handle.stop();
-    handle.states().wait_for(is_finishing).await.unwrap();
+    handle
+        .states()
+        .wait_for(drains(Draining::Finishing))
+        .await
+        .unwrap();
     let asked = Instant::now();
     handle.stop();
     let end = read(outputs).await.end;
@@ -158,7 +151,11 @@ async fn a_second_signal_cuts_the_grace_short() {
 async fn a_second_signal_waits_no_longer_for_clients_that_do_not_read() {
     let (_world, handle, _unread) = stuck().await;
     handle.stop();
-    handle.states().wait_for(is_cancelling).await.unwrap();
+    handle
+        .states()
+        .wait_for(drains(Draining::Cancelling))
+        .await
+        .unwrap();
     let asked = Instant::now();
     handle.stop();
     assert_eq!(ended(&handle).await.outcome, Outcome::Forced);
@@ -224,7 +221,7 @@ async fn a_handle_dropped_after_a_stop_is_no_second_signal() {
     let outputs = world.send("r").await.unwrap();
     let mut states = handle.states();
     handle.stop();
-    states.wait_for(is_finishing).await.unwrap();
+    states.wait_for(drains(Draining::Finishing)).await.unwrap();
     drop(handle);
     let End::Finished { reason, .. } = read(outputs).await.end else {
         panic!("the request finishes within its grace")

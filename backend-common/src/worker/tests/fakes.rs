@@ -19,7 +19,7 @@ use crate::handles::MetricsRegistry;
 use crate::output::{self, Finish, Output, OutputStream};
 use crate::ports::{Offer, Registrar, Registration};
 use crate::request::GenerateRequest;
-use crate::worker::{CanaryConfig, Outcome, Report, Worker, WorkerConfig, WorkerHandle};
+use crate::worker::{CanaryConfig, Outcome, Report, State, Worker, WorkerConfig, WorkerHandle};
 
 pub(super) const WORKER_ID: u64 = 42;
 pub(super) const MODEL: &str = "fake";
@@ -382,6 +382,12 @@ pub(super) async fn ended(handle: &WorkerHandle) -> Report {
         .expect("the worker ends");
     assert_eq!(handle.tasks(), 0, "a task outlives its worker");
     report
+}
+
+/// Waits until the worker is in this state.
+pub(super) async fn reaches(handle: &WorkerHandle, state: State) {
+    let mut states = handle.states();
+    states.wait_for(|now| *now == state).await.unwrap();
 }
 
 /// Stops an idle worker.

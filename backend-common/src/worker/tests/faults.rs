@@ -6,14 +6,15 @@ use std::time::Duration;
 use futures_util::stream;
 use tokio::time::Instant;
 
+use super::drain::drains;
 use super::fakes::Act::{Error, Hang, Panic, Succeed};
 use super::fakes::Call::{
     Cleanup, Close, Drain, Generate, List, Lost, Probe, Serve, Start, Unlist,
 };
 use super::fakes::{Act, Call, World};
 use super::fakes::{
-    config, counting, ended, one_token_then_silence, raw, raw_items, served, serving, spawn,
-    stop_cleanly,
+    config, counting, ended, one_token_then_silence, raw, raw_items, reaches, served, serving,
+    spawn, stop_cleanly,
 };
 use super::transcript::{End, read};
 use crate::config::EngineConfig;
@@ -21,7 +22,7 @@ use crate::error::{EngineError, ErrorKind};
 use crate::output::{Finish, Output, OutputStream, TokenChunk, Violation};
 use crate::worker::Outcome::{Clean, CleanupFailed, Failed};
 use crate::worker::StopCause::{CanaryFailed, EngineDied, RegistrationFailed, StartFailed};
-use crate::worker::{Fault, Listing, Outcome, State, StopCause, Suspended};
+use crate::worker::{Draining, Fault, Listing, Outcome, State, StopCause, Suspended};
 
 /// The calls of a worker that serves and is then stopped.
 const WHOLE_LIFE: [Call; 9] = [
@@ -236,13 +237,10 @@ async fn a_lost_lease_is_listed_again_until_discovery_answers_and_nothing_restar
     world.plan(List, [Succeed, Error, Hang, Panic, Error]);
     let handle = serving(&world, config()).await;
     world.lose_lease();
-    let mut states = handle.states();
-    let relisting = State::Serving(Listing::Relisting);
-    states.wait_for(|state| *state == relisting).await.unwrap();
+    reaches(&handle, State::Serving(Listing::Relisting)).await;
     let answer = read(world.send("meanwhile").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3], "requests are served meanwhile");
-    let listed = State::Serving(Listing::Listed);
-    states.wait_for(|state| *state == listed).await.unwrap();
+    reaches(&handle, State::Serving(Listing::Listed)).await;
     stop_cleanly(&handle).await;
     let counts = [Start, Serve, Probe, List, Unlist, Cleanup].map(|call| world.count(call));
     assert_eq!(counts, [1, 1, 1, 6, 1, 1]);
@@ -275,9 +273,7 @@ async fn a_worker_stops_while_it_lists_again() {
     world.plan(List, [Succeed, Hang]);
     let handle = serving(&world, config()).await;
     world.lose_lease();
-    let mut states = handle.states();
-    let relisting = State::Serving(Listing::Relisting);
-    states.wait_for(|state| *state == relisting).await.unwrap();
+    reaches(&handle, State::Serving(Listing::Relisting)).await;
     stop_cleanly(&handle).await;
     let ending = [List, List, Unlist, Drain, Close, Cleanup];
     assert!(world.calls().ends_with(&ending), "{:?}", world.calls());
@@ -336,17 +332,14 @@ async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again
         let end = read(stream).await.end;
         assert_eq!(end, End::Failed(ErrorKind::Disconnected));
     }
-    let waiting = State::Suspended(Suspended::Waiting);
-    let mut states = handle.states();
-    states.wait_for(|state| *state == waiting).await.unwrap();
+    reaches(&handle, State::Suspended(Suspended::Waiting)).await;
     assert!(!handle.status().borrow().is_ready());
     let refused = world.send("meanwhile").await;
     let error = refused.err().unwrap();
     assert!(error.policy().is_migratable && error.details().retry_after.is_some());
     world.answer_with(|request, ctx| Ok(counting(request, ctx)));
     world.set_down(false);
-    let listed = State::Serving(Listing::Listed);
-    states.wait_for(|state| *state == listed).await.unwrap();
+    reaches(&handle, State::Serving(Listing::Listed)).await;
     let answer = read(world.send("after").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
@@ -357,16 +350,13 @@ async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again
 #[tokio::test(start_paused = true)]
 async fn a_worker_whose_engine_is_down_can_stop_and_die() {
     let (world, handle) = served(config()).await;
-    let mut states = handle.states();
-    let waiting = State::Suspended(Suspended::Waiting);
     world.set_down(true);
-    states.wait_for(|state| *state == waiting).await.unwrap();
+    reaches(&handle, State::Suspended(Suspended::Waiting)).await;
     stop_cleanly(&handle).await;
 
     let (world, handle) = served(config()).await;
-    let mut states = handle.states();
     world.set_down(true);
-    states.wait_for(|state| *state == waiting).await.unwrap();
+    reaches(&handle, State::Suspended(Suspended::Waiting)).await;
     world.kill_engine();
     assert_eq!(ended(&handle).await.outcome, Failed(EngineDied));
     assert_eq!(world.count(Cleanup), 1);
@@ -400,7 +390,7 @@ async fn an_engine_that_dies_while_requests_finish_ends_them() {
     let streams = streams(&world, 2).await;
     handle.stop();
     let mut states = handle.states();
-    states.wait_for(super::drain::is_finishing).await.unwrap();
+    states.wait_for(drains(Draining::Finishing)).await.unwrap();
     world.kill_engine();
     for stream in streams {
         let end = read(stream).await.end;

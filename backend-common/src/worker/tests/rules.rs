@@ -291,26 +291,17 @@ async fn an_engine_that_tokenizes_counts_the_prompt_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_embeddings_answer_a_request_to_embed() {
-    let (right, wrong) = (
-        Output::Embeddings(vec![vec![1.0, 2.0]]),
-        Output::Scores(vec![1.0]),
-    );
-    let input = Input::Embed(vec![vec![1], vec![2, 3]].into());
-    one_kind_answers(InputKind::Embed, input, right, wrong).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn only_scores_answer_a_request_to_score() {
-    let (right, wrong) = (
-        Output::Scores(vec![1.0]),
-        Output::Embeddings(vec![vec![1.0, 2.0]]),
-    );
+async fn only_embeddings_answer_a_request_to_embed_and_only_scores_one_to_score() {
+    let embeddings = Output::Embeddings(vec![vec![1.0, 2.0]]);
+    let scores = Output::Scores(vec![1.0]);
     let pair = ScorePair {
         token_ids: vec![1, 2, 3],
         first_tokens: 2,
     };
-    one_kind_answers(InputKind::Score, Input::Score([pair].into()), right, wrong).await;
+    let embed = Input::Embed(vec![vec![1], vec![2, 3]].into());
+    let score = Input::Score([pair].into());
+    one_kind_answers(InputKind::Embed, embed, embeddings.clone(), scores.clone()).await;
+    one_kind_answers(InputKind::Score, score, scores, embeddings).await;
 }
 
 /// Requests with this kind of input, including the canary, are answered with `right`; other items are dropped and reported.
