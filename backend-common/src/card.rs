@@ -53,13 +53,10 @@ impl FromStr for EndpointType {
     type Err = EngineError;
 
     fn from_str(text: &str) -> Result<Self, EngineError> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == text)
-            .ok_or_else(|| {
-                let problem = none_of(text, Self::ALL.map(Self::name));
-                EngineError::invalid_argument("endpoint_types", problem)
-            })
+        Self::from_name(text).ok_or_else(|| {
+            let problem = none_of(text, Self::ALL.map(Self::name));
+            EngineError::invalid_argument("endpoint_types", problem)
+        })
     }
 }
 

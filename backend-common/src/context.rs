@@ -19,28 +19,23 @@ use crate::error::{EngineError, ErrorKind};
 
 pub use self::explanation::{Explanation, MAX_DECISIONS};
 
-/// Why a request was cancelled. The first reason wins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CancelReason {
-    /// The client cancelled or left, or the stream was dropped.
-    Client,
-    /// The request's deadline or idle limit passed.
-    Deadline,
-    /// The worker, or the frontend that sent the request, is shutting down; the request may migrate.
-    Shutdown,
-    /// The engine reported itself dead; the request may migrate.
-    EngineDead,
+crate::named! {
+    /// Why a request was cancelled. The first reason wins.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum CancelReason {
+        /// The client cancelled or left, or the stream was dropped.
+        Client = "client",
+        /// The request's deadline or idle limit passed.
+        Deadline = "deadline",
+        /// The worker, or the frontend that sent the request, is shutting down; the request may migrate.
+        Shutdown = "shutdown",
+        /// The engine reported itself dead; the request may migrate.
+        EngineDead = "engine_dead",
+    }
 }
 
 impl CancelReason {
-    const ALL: [Self; 4] = [
-        Self::Client,
-        Self::Deadline,
-        Self::Shutdown,
-        Self::EngineDead,
-    ];
-
     /// Returns the kind of the error that ends a request cancelled for this reason, if an error must end it.
     #[must_use]
     pub fn error_kind(self) -> ErrorKind {

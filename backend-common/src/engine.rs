@@ -111,8 +111,7 @@ impl FromStr for Role {
 
     /// Parses a name, or `agg` for aggregated.
     fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::ALL.into_iter().find(|role| role.name() == text);
-        let role = named.or((text == "agg").then_some(Self::Aggregated));
+        let role = Self::from_name(text).or((text == "agg").then_some(Self::Aggregated));
         role.ok_or_else(|| none_of(text, Self::ALL.map(Self::name).into_iter().chain(["agg"])))
     }
 }

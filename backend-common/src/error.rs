@@ -326,6 +326,8 @@ impl StdError for EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::CancelReason;
+    use crate::output::FinishReason;
 
     /// Repeats the documented table line by line, so that a policy change must change this test.
     #[test]
@@ -381,6 +383,12 @@ mod tests {
     fn names_on_the_wire_equal_names_in_metrics() {
         for kind in ErrorKind::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+        for reason in CancelReason::ALL {
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.name());
+        }
+        for reason in FinishReason::ALL {
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.name());
         }
     }
 

@@ -1,6 +1,6 @@
 //! `named!`: enums with named variants.
 
-/// Defines an enum whose variants have names: `ALL`, `name` and `Display`; with `: FromStr` also the parser.
+/// Defines an enum whose variants have names: `ALL`, `name`, `from_name` and `Display`; with `: FromStr` also the parser.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! named {
@@ -26,6 +26,12 @@ macro_rules! named {
                     $(Self::$variant => $name,)*
                 }
             }
+
+            /// Returns the variant with this name.
+            #[must_use]
+            pub fn from_name(name: &str) -> ::std::option::Option<Self> {
+                Self::ALL.into_iter().find(|known| known.name() == name)
+            }
         }
 
         impl ::std::fmt::Display for $type {
@@ -41,8 +47,8 @@ macro_rules! named {
             type Err = ::std::string::String;
 
             fn from_str(text: &str) -> ::std::result::Result<Self, ::std::string::String> {
-                let found = Self::ALL.into_iter().find(|value| value.name() == text);
-                found.ok_or_else(|| $crate::spelling::none_of(text, Self::ALL.map(Self::name)))
+                Self::from_name(text)
+                    .ok_or_else(|| $crate::spelling::none_of(text, Self::ALL.map(Self::name)))
             }
         }
     };

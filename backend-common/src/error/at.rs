@@ -119,14 +119,6 @@ crate::named! {
     }
 }
 
-impl RequestField {
-    /// Returns the field with this [`name`](Self::name).
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|field| field.name() == name)
-    }
-}
-
 /// Writes and reads an `Option<At>` as a [`WireAt`].
 pub(super) mod wire {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -145,30 +145,19 @@ pub struct TextChunk {
     pub token_count: u32,
 }
 
-/// Why a sequence ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// A stop or end-of-sequence token, or a natural end.
-    Stop,
-    /// `max_tokens` or the end of the context.
-    Length,
-    /// The request was cancelled; the usage covers what was streamed.
-    Cancelled,
-    /// The engine's content filter ended it.
-    ContentFilter,
-}
-
-impl FinishReason {
-    /// Returns the name on the wire and in metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Cancelled => "cancelled",
-            Self::ContentFilter => "content_filter",
-        }
+crate::named! {
+    /// Why a sequence ended.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum FinishReason {
+        /// A stop or end-of-sequence token, or a natural end.
+        Stop = "stop",
+        /// `max_tokens` or the end of the context.
+        Length = "length",
+        /// The request was cancelled; the usage covers what was streamed.
+        Cancelled = "cancelled",
+        /// The engine's content filter ended it.
+        ContentFilter = "content_filter",
     }
 }
 

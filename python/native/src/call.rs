@@ -236,13 +236,9 @@ pub(crate) struct Answer {
 impl Answer {
     fn tell_stopped(&mut self) {
         if !std::mem::replace(&mut self.has_told, true) {
-            let reason = match self.state.ctx.cancel_reason() {
-                None | Some(CancelReason::Client) => "client",
-                Some(CancelReason::Deadline) => "deadline",
-                Some(CancelReason::Shutdown) => "shutdown",
-                Some(CancelReason::EngineDead) => "engine_dead",
-            };
-            self.inbox.put(Event::Stopped(self.state.id, reason));
+            let reason = self.state.ctx.cancel_reason();
+            let reason = reason.unwrap_or(CancelReason::Client);
+            self.inbox.put(Event::Stopped(self.state.id, reason.name()));
         }
     }
 
