@@ -290,20 +290,11 @@ impl Load {
 }
 
 /// Where an engine publishes its [`Load`]; the latest value counts.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct LoadPublisher {
     sender: Arc<watch::Sender<Load>>,
     /// The KV blocks that the engine declared; accessed under the lock of `sender`.
     declared_blocks: Arc<AtomicU64>,
-}
-
-impl Default for LoadPublisher {
-    fn default() -> Self {
-        Self {
-            sender: Arc::new(watch::Sender::new(Load::default())),
-            declared_blocks: Arc::default(),
-        }
-    }
 }
 
 impl LoadPublisher {
@@ -349,17 +340,9 @@ pub struct Progress {
 }
 
 /// Where an engine reports the progress of its start; shown as a bar on a terminal and as log lines elsewhere.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ProgressReporter {
     sender: Arc<watch::Sender<Progress>>,
-}
-
-impl Default for ProgressReporter {
-    fn default() -> Self {
-        Self {
-            sender: Arc::new(watch::Sender::new(Progress::default())),
-        }
-    }
 }
 
 impl ProgressReporter {

@@ -16,19 +16,10 @@ const KEPT: usize = 64;
 pub struct RecentRequests(Arc<Mutex<Kept>>);
 
 /// A number or a pair for each request, oldest first.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Kept {
     first_items: VecDeque<Duration>,
     prompts: VecDeque<(u32, u32)>,
-}
-
-impl Default for Kept {
-    fn default() -> Self {
-        Self {
-            first_items: VecDeque::with_capacity(KEPT),
-            prompts: VecDeque::with_capacity(KEPT),
-        }
-    }
 }
 
 fn keep<T>(kept: &mut VecDeque<T>, new: T) {

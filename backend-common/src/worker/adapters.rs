@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::card::ModelCard;
 use crate::controls::{Adapter, EngineControls, MAX_ADAPTERS};
@@ -16,23 +16,13 @@ use crate::error::{At, EngineError, ErrorKind};
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The known adapters of the engine. Clones share state.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct AdapterBoard {
     loaded: Arc<watch::Sender<Vec<Adapter>>>,
     /// The model's own names, once the engine has started with adapter support.
     model_names: Arc<Mutex<Option<Vec<String>>>>,
     /// Serializes listings, so that an older list cannot replace a newer one.
-    listing: Arc<Semaphore>,
-}
-
-impl Default for AdapterBoard {
-    fn default() -> Self {
-        Self {
-            loaded: Arc::default(),
-            model_names: Arc::default(),
-            listing: Arc::new(Semaphore::new(1)),
-        }
-    }
+    listing: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl AdapterBoard {
@@ -149,8 +139,7 @@ impl AdapterBoard {
         if self.model_names.lock().is_none() {
             return;
         }
-        // The semaphore is never closed.
-        let _turn = self.listing.acquire().await;
+        let _turn = self.listing.lock().await;
         let told = tokio::time::timeout(LIST_TIMEOUT, known_to(controls)).await;
         let told = told.ok().and_then(Result::ok).flatten();
         self.loaded.send_if_modified(|known| {
