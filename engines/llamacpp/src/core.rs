@@ -12,7 +12,7 @@ use llama_cpp_2::token::LlamaToken;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::request::{Active, Chosen};
+use crate::request::Active;
 use crate::slots::{Eviction, Row, Sequence, Slots, first_ready};
 
 /// A command to the engine thread.
@@ -288,17 +288,17 @@ impl<'model> Core<'model> {
             return;
         };
         match request.choose(&mut self.logits) {
-            Ok(Chosen::Token(token, chunk)) => {
+            Ok((chunk, None)) => {
+                let slot = &mut self.slots.all[slot];
+                slot.tokens.extend_from_slice(&chunk.token_ids);
                 // There is room. If the reader has left, the next step skips the sequence.
                 let _ = request.sink.try_send(chunk);
-                let slot = &mut self.slots.all[slot];
-                slot.tokens.push(token);
                 slot.request = Some(request);
             }
-            Ok(Chosen::End(finish)) => {
+            Ok((last, Some(finish))) => {
                 self.slots.release(slot);
                 self.publish_load();
-                request.finish(finish);
+                request.finish(finish.with_last(last));
             }
             Err(error) => {
                 tracing::error!(%error, "a request failed in sampling");

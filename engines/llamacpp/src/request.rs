@@ -1,7 +1,7 @@
 //! [`Active`]: the engine thread's state of a request beside its tokens; chooses the next token.
 
 use genset_backend_common::output::{Finish, TokenChunk, TokenSink};
-use genset_backend_common::{EngineError, StopConditions, TokenId};
+use genset_backend_common::{EngineError, StopConditions};
 use genset_sampling::Sampler;
 use genset_sampling::guided::Guide;
 
@@ -17,36 +17,17 @@ pub(crate) struct Active {
     pub(crate) cached_tokens: Option<u32>,
 }
 
-/// The result of a row of logits.
-pub(crate) enum Chosen {
-    /// The answer continues with this token.
-    Token(TokenId, TokenChunk),
-    End(Finish),
-}
-
 impl Active {
-    /// Chooses the next token. Overwrites `logits`.
-    pub(crate) fn choose(&mut self, logits: &mut [f32]) -> Result<Chosen, EngineError> {
+    /// Chooses the next token. Returns the tokens to send, and how the answer ends, if it does. Overwrites `logits`.
+    pub(crate) fn choose(
+        &mut self,
+        logits: &mut [f32],
+    ) -> Result<(TokenChunk, Option<Finish>), EngineError> {
         let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
         let sampled = self.sampler.sample(logits, mask.as_ref())?;
-        let token = sampled.token;
-        let is_end = self.guide.as_ref().is_some_and(|guide| guide.is_end(token));
-        if is_end || self.stop.is_stop(token, self.sampler.generated()) {
-            return Ok(Chosen::End(Finish::stop_token(token)));
-        }
-        self.sampler.accept(token);
-        let mut chunk = TokenChunk::from(token);
-        chunk.logprobs.extend(sampled.logprob);
-        if let Some(guide) = &mut self.guide {
-            guide.accept(token)?;
-            if guide.is_finished() {
-                return Ok(Chosen::End(Finish::stop().with_last(chunk)));
-            }
-        }
-        if self.sampler.generated() >= self.max_tokens {
-            return Ok(Chosen::End(Finish::length().with_last(chunk)));
-        }
-        Ok(Chosen::Token(token, chunk))
+        let guide = self.guide.as_mut();
+        let chosen = (self.sampler).accept_sampled(sampled, guide, &self.stop, self.max_tokens);
+        Ok(chosen?)
     }
 
     /// Ends the request, and reports the number of reused tokens to its reader.

@@ -181,25 +181,14 @@ impl State {
     fn next(&mut self, mut row: Vec<f32>) -> Result<Item, EngineError> {
         let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
         let sampled = self.sampler.sample(&mut row, mask.as_ref())?;
-        let token = sampled.token;
-        let is_end = self.guide.as_ref().is_some_and(|guide| guide.is_end(token));
-        if is_end || self.stop.is_stop(token, self.sampler.generated()) {
-            return Ok(Item::End(Ok(Finish::stop_token(token))));
-        }
-        self.sampler.accept(token);
-        self.tokens.push(token);
-        let mut chunk = TokenChunk::from(token);
-        chunk.logprobs.extend(sampled.logprob);
-        if let Some(guide) = &mut self.guide {
-            guide.accept(token)?;
-            if guide.is_finished() {
-                return Ok(Item::End(Ok(Finish::stop().with_last(chunk))));
-            }
-        }
-        if self.sampler.generated() >= self.max_tokens {
-            return Ok(Item::End(Ok(Finish::length().with_last(chunk))));
-        }
-        Ok(Item::Token(chunk))
+        let guide = self.guide.as_mut();
+        let (chunk, end) =
+            (self.sampler).accept_sampled(sampled, guide, &self.stop, self.max_tokens)?;
+        self.tokens.extend_from_slice(&chunk.token_ids);
+        Ok(match end {
+            Some(finish) => Item::End(Ok(finish.with_last(chunk))),
+            None => Item::Token(chunk),
+        })
     }
 
     /// The reason why mistral.rs dropped the sequence before its end.

@@ -3,7 +3,8 @@
 //! The crate is pure: slices of `f32` in, a token id out, without tensors, threads or a clock. An engine calls it once per
 //! sequence and step, after the forward pass, and shares nothing between sequences.
 //!
-//! - [`Sampler`]: a request's options and its tokens so far; [`Sampler::sample`] chooses, [`Sampler::accept`] records.
+//! - [`Sampler`]: a request's options and its tokens so far; [`Sampler::sample`] chooses, [`Sampler::accept`] records, and
+//!   [`Sampler::accept_sampled`] also says whether the answer ends.
 //! - [`token_logprob`]: log probabilities of any token of any row, for those of a prompt.
 //! - [`TokenMask`]: the tokens that may come next.
 //! - [`guided`]: compiles a schema, a regular expression, choices or a grammar to masks.

@@ -1,11 +1,12 @@
 //! [`Sampler`]: samples the tokens of one request from logits.
 
 use genset_backend_common::config::SamplingOption;
-use genset_backend_common::output::TokenLogprob;
+use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob};
 use genset_backend_common::{EngineError, GenerateRequest, RequestField, StopConditions, TokenId};
 
 use crate::draw::uniform;
 use crate::error::SampleError;
+use crate::guided::{Guide, GuideError};
 use crate::logprobs::{self, Row};
 use crate::mask::TokenMask;
 use crate::math::{self, Best};
@@ -165,6 +166,36 @@ impl Sampler {
     pub fn accept(&mut self, token: TokenId) {
         self.generated = self.generated.saturating_add(1);
         self.adjustments.record(token);
+    }
+
+    /// Records a sampled token here and in the request's guide. Returns the tokens to send, which are none for a stop token, and
+    /// how the answer ends, if it does. An answer has at most `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// As [`Guide::accept`].
+    pub fn accept_sampled(
+        &mut self,
+        sampled: Sampled,
+        guide: Option<&mut Guide>,
+        stop: &StopConditions,
+        max_tokens: u32,
+    ) -> Result<(TokenChunk, Option<Finish>), GuideError> {
+        let token = sampled.token;
+        let is_end = guide.as_ref().is_some_and(|guide| guide.is_end(token));
+        if is_end || stop.is_stop(token, self.generated) {
+            return Ok((TokenChunk::default(), Some(Finish::stop_token(token))));
+        }
+        self.accept(token);
+        let mut chunk = TokenChunk::from(token);
+        chunk.logprobs.extend(sampled.logprob);
+        if let Some(guide) = guide {
+            guide.accept(token)?;
+            if guide.is_finished() {
+                return Ok((chunk, Some(Finish::stop())));
+            }
+        }
+        let is_full = self.generated >= max_tokens;
+        Ok((chunk, is_full.then(Finish::length)))
     }
 
     fn check_lengths(&self, logits: &[f32], mask: Option<&TokenMask>) -> Result<(), SampleError> {

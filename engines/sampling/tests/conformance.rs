@@ -79,23 +79,11 @@ impl Answering {
         } else {
             self.sampler.sample(&mut logits, mask.as_ref())?
         };
-        let token = sampled.token;
-        let is_end = self.guide.as_ref().is_some_and(|it| it.is_end(token));
-        if is_end || request.stop.is_stop(token, self.sampler.generated()) {
-            return Ok((TokenChunk::default(), Some(Finish::stop_token(token))));
-        }
-        self.sampler.accept(token);
-        self.context.push(token);
-        let mut chunk = TokenChunk::from(token);
-        chunk.logprobs.extend(sampled.logprob);
-        if let Some(guide) = &mut self.guide {
-            guide.accept(token)?;
-            if guide.is_finished() {
-                return Ok((chunk, Some(Finish::stop())));
-            }
-        }
-        let is_full = self.sampler.generated() >= request.max_tokens(CONTEXT_LENGTH);
-        Ok((chunk, is_full.then(Finish::length)))
+        let (guide, max_tokens) = (self.guide.as_mut(), request.max_tokens(CONTEXT_LENGTH));
+        let (chunk, end) =
+            (self.sampler).accept_sampled(sampled, guide, &request.stop, max_tokens)?;
+        self.context.extend_from_slice(&chunk.token_ids);
+        Ok((chunk, end))
     }
 }
 
