@@ -48,27 +48,17 @@ impl Active {
     /// Records the next token. Returns the outcome of the sequence, the tokens to stream, and how it ended, if it did.
     fn accept(&mut self, sampled: Sampled) -> Result<Next, EngineError> {
         let token = sampled.token;
-        let is_end = self.guide.as_ref().is_some_and(|guide| guide.is_end(token));
-        if is_end || self.stop.is_stop(token, self.sampler.generated()) {
-            return Ok(Next::end(TokenChunk::default(), Finish::stop_token(token)));
-        }
-        self.sampler.accept(token);
-        let mut chunk = TokenChunk::from(token);
-        chunk.logprobs.extend(sampled.logprob);
-        if let Some(guide) = &mut self.guide {
-            guide.accept(token)?;
-            if guide.is_finished() {
-                return Ok(Next::end(chunk, Finish::stop()));
-            }
-        }
-        if self.sampler.generated() >= self.max_tokens {
-            return Ok(Next::end(chunk, Finish::length()));
-        }
-        Ok(Next {
-            outcome: Outcome::Sampled(token),
-            chunk,
-            end: None,
-            accepted: 0,
+        let guide = self.guide.as_mut();
+        let (chunk, end) =
+            (self.sampler).accept_sampled(sampled, guide, &self.stop, self.max_tokens)?;
+        Ok(match end {
+            Some(finish) => Next::end(chunk, finish),
+            None => Next {
+                outcome: Outcome::Sampled(token),
+                chunk,
+                end: None,
+                accepted: 0,
+            },
         })
     }
 }
