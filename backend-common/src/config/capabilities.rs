@@ -95,20 +95,22 @@ impl SamplingOption {
     }
 }
 
-/// A kind of grammar that an engine may enforce.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GuidedKind {
-    /// Any JSON object.
-    JsonObject,
-    /// A JSON schema.
-    JsonSchema,
-    /// A regular expression.
-    Regex,
-    /// One of several strings.
-    Choice,
-    /// A context-free grammar.
-    Grammar,
+crate::named! {
+    /// A kind of grammar that an engine may enforce.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum GuidedKind {
+        /// Any JSON object.
+        JsonObject = "json_object",
+        /// A JSON schema.
+        JsonSchema = "json_schema",
+        /// A regular expression.
+        Regex = "regex",
+        /// One of several strings.
+        Choice = "choice",
+        /// A context-free grammar.
+        Grammar = "grammar",
+    }
 }
 
 /// A requirement of the contract that an engine is known not to meet.

@@ -3,12 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use genset_backend_common::config::{GuidedKind, SamplingOption};
+use genset_backend_common::config::SamplingOption;
 use genset_backend_common::output::{self, Finish, OutputStream, TokenChunk};
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, EngineState, GenerateRequest, LLMEngine,
@@ -102,10 +101,7 @@ impl LLMEngine for Chooser {
             .with_point_mass_sampling()
             .with_sampling(penalties.into_iter().chain([Opt::LogitBias]));
         can.max_logprobs = Some(20);
-        can.guided = BTreeSet::from({
-            use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
-            [JsonObject, JsonSchema, Regex, Choice, Grammar]
-        });
+        can.guided = GuideFactory::KINDS.into();
         let config = EngineConfig::new("chooser", CONTEXT_LENGTH)
             .with_vocab_size(VOCAB_SIZE.try_into().unwrap())
             .with_capabilities(can);

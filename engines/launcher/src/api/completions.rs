@@ -78,7 +78,7 @@ impl Completions {
                 .and_then(|max| u32::try_from(max).ok())
                 .unwrap_or(VLLM_MAX_LOGPROBS),
         );
-        capabilities.guided = every_grammar();
+        capabilities.guided = GuidedKind::ALL.into();
         let policy = extra.and_then(|extra| extra.get("scheduling-policy"));
         capabilities.priority = policy.is_some_and(|policy| policy == "priority");
         Self {
@@ -99,7 +99,7 @@ impl Completions {
                 .get("guided-decoding-backend")
                 .is_some_and(|value| !value.is_null())
         }) {
-            capabilities.guided = every_grammar();
+            capabilities.guided = GuidedKind::ALL.into();
         }
         Self {
             flavor: Flavor::Trtllm,
@@ -282,18 +282,6 @@ fn sampling() -> Capabilities {
     Capabilities::tokens()
         .with_sampling(SamplingOption::ALL)
         .with_resume_as_prompt()
-}
-
-fn every_grammar() -> std::collections::BTreeSet<GuidedKind> {
-    use GuidedKind as Kind;
-    [
-        Kind::JsonObject,
-        Kind::JsonSchema,
-        Kind::Regex,
-        Kind::Choice,
-        Kind::Grammar,
-    ]
-    .into()
 }
 
 fn vllm_guided(guided: &GuidedDecoding) -> Value {

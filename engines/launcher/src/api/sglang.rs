@@ -69,7 +69,6 @@ impl Sglang {
 #[async_trait]
 impl Api for Sglang {
     fn capabilities(&self) -> Capabilities {
-        use GuidedKind as Kind;
         let mut capabilities = Capabilities::tokens().with_sampling(SamplingOption::ALL);
         if !self.takes_seeds {
             capabilities.sampling.remove(&SamplingOption::Seed);
@@ -78,14 +77,7 @@ impl Api for Sglang {
         capabilities.resume_as_prompt = true;
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
         capabilities.deviations = [Deviation::LogprobsAfterBias].into();
-        capabilities.guided = [
-            Kind::JsonObject,
-            Kind::JsonSchema,
-            Kind::Regex,
-            Kind::Choice,
-            Kind::Grammar,
-        ]
-        .into();
+        capabilities.guided = GuidedKind::ALL.into();
         with_media(capabilities, &self.media)
     }
 

@@ -32,13 +32,7 @@ const NO_TOKEN: TokenId = TokenId::MAX;
 
 impl GuideFactory {
     /// The kinds of grammars that it compiles, for the engine to declare.
-    pub const KINDS: [GuidedKind; 5] = [
-        GuidedKind::JsonObject,
-        GuidedKind::JsonSchema,
-        GuidedKind::Regex,
-        GuidedKind::Choice,
-        GuidedKind::Grammar,
-    ];
+    pub const KINDS: [GuidedKind; 5] = GuidedKind::ALL;
 
     /// Builds a factory from the content of `tokenizer.json`, the length `vocab_size` of a row of logits, and the model's
     /// end-of-sequence ids. Without ids, a sequence ends only when its text cannot continue.
