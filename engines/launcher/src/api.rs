@@ -17,10 +17,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
-    Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId, async_trait, config::InputKind,
-    request::MediaKind,
+    Capabilities, EngineError, ErrorKind, GenerateRequest, SamplingOptions, TokenId, async_trait,
+    config::InputKind, request::MediaKind,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 pub(crate) use llama::PAST_LIMIT as LLAMA_PAST_LIMIT;
@@ -212,6 +212,46 @@ fn with_media(mut can: Capabilities, media: &BTreeSet<MediaKind>) -> Capabilitie
         can.media.clone_from(media);
     }
     can
+}
+
+/// A field of a body, by its name, if it is given.
+type Field = (&'static str, Option<Value>);
+
+/// The sampling options that all servers take under one name, and the repetition penalty under the name `repetition_penalty`.
+fn sampling_fields(sampling: &SamplingOptions, repetition_penalty: &'static str) -> [Field; 7] {
+    [
+        ("temperature", sampling.temperature.map(Value::from)),
+        ("top_p", sampling.top_p.map(Value::from)),
+        ("top_k", sampling.top_k.map(Value::from)),
+        ("min_p", sampling.min_p.map(Value::from)),
+        (
+            "presence_penalty",
+            sampling.presence_penalty.map(Value::from),
+        ),
+        (
+            "frequency_penalty",
+            sampling.frequency_penalty.map(Value::from),
+        ),
+        (
+            repetition_penalty,
+            sampling.repetition_penalty.map(Value::from),
+        ),
+    ]
+}
+
+/// The biases by token, if there are any.
+fn biases(sampling: &SamplingOptions) -> Option<Value> {
+    let biases = sampling.logit_bias.iter();
+    let biases: Map<String, Value> = biases
+        .map(|(token, bias)| (token.to_string(), Value::from(*bias)))
+        .collect();
+    (!biases.is_empty()).then_some(Value::Object(biases))
+}
+
+/// The fields that are given.
+fn given(fields: impl IntoIterator<Item = Field>) -> impl Iterator<Item = (String, Value)> {
+    let given = fields.into_iter();
+    given.filter_map(|(name, value)| Some((name.to_owned(), value?)))
 }
 
 /// The error for an answer that cannot be decoded.

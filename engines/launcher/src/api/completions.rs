@@ -18,7 +18,10 @@ use serde_json::{Map, Value, json};
 use super::chat::{self, chat_of, refuse_legs};
 use super::llama::refuse_min_tokens;
 use super::wire::{ChatLogprob, Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
-use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_media};
+use super::{
+    Api, Call, End, Facts, Reader, Step, biases, first_model, given, sampling_fields, unreadable,
+    with_media,
+};
 use crate::exposition::samples;
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
@@ -155,7 +158,12 @@ impl Completions {
         if let Some(salt) = &request.cache_salt {
             self.add_salt(&mut body, salt)?;
         }
-        self.add_sampling(&mut body, request);
+        let sampling = &request.sampling;
+        // Both take signed 64-bit integers.
+        let seed = sampling.seed.map(|seed| seed.cast_signed().into());
+        let own = [("seed", seed), ("logit_bias", biases(sampling))];
+        let fields = sampling_fields(sampling, "repetition_penalty");
+        body.extend(given(fields.into_iter().chain(own)));
         self.add_own(&mut body, request);
         Ok(body)
     }
@@ -188,45 +196,6 @@ impl Completions {
             call.headers.push((RANK_HEADER, rank.to_string()));
         }
         Ok(call)
-    }
-
-    fn add_sampling(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
-        let sampling = &request.sampling;
-        let mut set = |name: &str, value: Option<Value>| {
-            if let Some(value) = value {
-                body.insert(name.to_owned(), value);
-            }
-        };
-        set("temperature", sampling.temperature.map(Value::from));
-        set("top_p", sampling.top_p.map(Value::from));
-        set("top_k", sampling.top_k.map(Value::from));
-        set("min_p", sampling.min_p.map(Value::from));
-        set(
-            "presence_penalty",
-            sampling.presence_penalty.map(Value::from),
-        );
-        set(
-            "frequency_penalty",
-            sampling.frequency_penalty.map(Value::from),
-        );
-        set(
-            "repetition_penalty",
-            sampling.repetition_penalty.map(Value::from),
-        );
-        // Both take signed 64-bit integers.
-        set(
-            "seed",
-            sampling.seed.map(|seed| Value::from(seed.cast_signed())),
-        );
-        let biases: Map<String, Value> = sampling
-            .logit_bias
-            .iter()
-            .map(|(token, bias)| (token.to_string(), Value::from(*bias)))
-            .collect();
-        set(
-            "logit_bias",
-            (!biases.is_empty()).then_some(Value::Object(biases)),
-        );
     }
 
     fn add_own(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {

@@ -22,7 +22,9 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{Timings, error_of, token_logprob};
 use super::withheld::Piece;
-use super::{Api, Call, End, Facts, Reader, Step, Withheld, Withholds, unreadable};
+use super::{
+    Api, Call, End, Facts, Reader, Step, Withheld, Withholds, given, sampling_fields, unreadable,
+};
 use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
@@ -211,40 +213,21 @@ pub(super) fn sampling(request: &GenerateRequest) -> Map<String, Value> {
         .iter()
         .map(|(token, bias)| json!([token, bias]))
         .collect();
-    let values = [
-        ("temperature", sampling.temperature.map(Value::from)),
-        ("top_p", sampling.top_p.map(Value::from)),
-        ("top_k", sampling.top_k.map(Value::from)),
-        ("min_p", sampling.min_p.map(Value::from)),
-        (
-            "presence_penalty",
-            sampling.presence_penalty.map(Value::from),
-        ),
-        (
-            "frequency_penalty",
-            sampling.frequency_penalty.map(Value::from),
-        ),
-        (
-            "repeat_penalty",
-            sampling.repetition_penalty.map(Value::from),
-        ),
+    let own = [
         ("seed", sampling.seed.map(|seed| seed_of(seed).into())),
         (
             "logit_bias",
             (!biases.is_empty()).then_some(Value::Array(biases)),
         ),
     ];
-    let set = values
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)));
+    let fields = sampling_fields(sampling, "repeat_penalty").into_iter();
     let guided = request.guided.as_deref().and_then(guided);
-    set.chain(guided)
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
+    let guided = guided.map(|(name, value)| (name, Some(value)));
+    given(fields.chain(own).chain(guided)).collect()
 }
 
 /// Maps a 64-bit seed to 31 bits; of 32-bit seeds, the largest means a random one.
-pub(super) fn seed_of(seed: u64) -> u32 {
+fn seed_of(seed: u64) -> u32 {
     let folded = (seed ^ (seed >> 32)) & u64::from(u32::MAX >> 1);
     u32::try_from(folded).unwrap_or_default()
 }

@@ -22,7 +22,10 @@ use super::chat::{self, chat_of};
 use super::completions::stop_ids;
 use super::text::TextReader;
 use super::wire::{error_of, token_logprob};
-use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_media};
+use super::{
+    Api, Call, End, Facts, Reader, Step, biases, first_model, given, sampling_fields, unreadable,
+    with_media,
+};
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
@@ -201,13 +204,8 @@ fn check_penalty(request: &GenerateRequest) -> Result<(), EngineError> {
 
 fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<String, Value> {
     let (sampling, stop) = (&request.sampling, &request.stop);
-    let biases: Map<String, Value> = sampling
-        .logit_bias
-        .iter()
-        .map(|(token, bias)| (token.to_string(), Value::from(*bias)))
-        .collect();
     let stops = stop_ids(request);
-    let values = [
+    let own = [
         ("max_new_tokens", max_tokens.map(Value::from)),
         (
             "min_new_tokens",
@@ -217,38 +215,16 @@ fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<St
         // With it, SGLang ignores stop_token_ids too; we stop at those ourselves.
         ("ignore_eos", Some(stop.ignore_eos.into())),
         ("stop_token_ids", (!stops.is_empty()).then(|| stops.into())),
-        ("temperature", sampling.temperature.map(Value::from)),
-        ("top_p", sampling.top_p.map(Value::from)),
-        ("top_k", sampling.top_k.map(Value::from)),
-        ("min_p", sampling.min_p.map(Value::from)),
-        (
-            "presence_penalty",
-            sampling.presence_penalty.map(Value::from),
-        ),
-        (
-            "frequency_penalty",
-            sampling.frequency_penalty.map(Value::from),
-        ),
-        (
-            "repetition_penalty",
-            sampling.repetition_penalty.map(Value::from),
-        ),
         (
             "sampling_seed",
             sampling.seed.map(|seed| seed.cast_signed().into()),
         ),
-        (
-            "logit_bias",
-            (!biases.is_empty()).then_some(Value::Object(biases)),
-        ),
+        ("logit_bias", biases(sampling)),
     ];
+    let fields = sampling_fields(sampling, "repetition_penalty").into_iter();
     let guided = request.guided.as_deref().map(guided);
-    let set = values
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)));
-    set.chain(guided)
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
+    let guided = guided.map(|(name, value)| (name, Some(value)));
+    given(fields.chain(own).chain(guided)).collect()
 }
 
 fn guided(guided: &GuidedDecoding) -> (&'static str, Value) {

@@ -16,9 +16,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::llama::{PromptCache, deviations, grammars, props, sampling, seed_of};
+use super::llama::{PromptCache, deviations, grammars, props, sampling};
 use super::wire::{Chunk, error_of};
-use super::{Api, Call, End, Facts, Reader, Step, unreadable};
+use super::{Api, Call, End, Facts, Reader, Step, biases, unreadable};
 use crate::http::{Client, HttpError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,18 +97,9 @@ impl Text {
 /// The options of `llama_cpp.server`, which requires every number and accepts no null.
 fn python_sampling(request: &GenerateRequest) -> Map<String, Value> {
     let mut body = sampling(request);
-    let biases: Map<String, Value> = request
-        .sampling
-        .logit_bias
-        .iter()
-        .map(|(token, bias)| (token.to_string(), Value::from(*bias)))
-        .collect();
-    if !biases.is_empty() {
-        body.insert("logit_bias".into(), Value::Object(biases));
+    if let Some(biases) = biases(&request.sampling) {
+        body.insert("logit_bias".into(), biases);
         body.insert("logit_bias_type".into(), "input_ids".into());
-    }
-    if let Some(seed) = request.sampling.seed {
-        body.insert("seed".into(), seed_of(seed).into());
     }
     body
 }
