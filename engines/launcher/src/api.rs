@@ -23,9 +23,9 @@ use genset_backend_common::{
 use serde_json::{Map, Value};
 
 pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
-pub(crate) use llama::PAST_LIMIT as LLAMA_PAST_LIMIT;
+pub(crate) use llama::{Llama, PAST_LIMIT as LLAMA_PAST_LIMIT};
 pub(crate) use wire::{error_of, token_logprob};
-pub(crate) use withheld::{Withheld, Withholds};
+pub(crate) use withheld::Withheld;
 
 use crate::config::{LauncherConfig, ServerInput};
 use crate::dialect::Dialect;
@@ -158,8 +158,8 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// The calls for a server that withholds tokens; `None` if it names and rates all tokens.
-    fn withholds(&self) -> Option<&dyn Withholds> {
+    /// The API of a server that withholds tokens; `None` if it names and rates all tokens.
+    fn withholds(&self) -> Option<&Llama> {
         None
     }
 
@@ -196,7 +196,7 @@ pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Ap
         )),
         Dialect::Sglang => Arc::new(sglang::Sglang::new(config.extra.as_ref(), media)),
         Dialect::LlamaServer if is_text => Arc::new(text::Text::llama_server()),
-        Dialect::LlamaServer => Arc::new(llama::Llama::default()),
+        Dialect::LlamaServer => Arc::new(Llama::default()),
         Dialect::LlamaCppPython if is_text => Arc::new(text::Text::llama_cpp_python()),
         Dialect::LlamaCppPython => {
             let problem = "llama_cpp.server takes text only; leave the folder with the tokenizer out, or install llama-server";

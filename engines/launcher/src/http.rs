@@ -12,6 +12,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, R
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -81,27 +82,36 @@ impl Client {
 
     /// Sends a GET and reads only the status.
     pub(crate) async fn status(&self, path: &str) -> Result<StatusCode, HttpError> {
-        Ok(self
-            .send(self.request(Method::GET, path)?.body(Full::default())?)
-            .await?
-            .status)
+        Ok(self.answer_to_get(path).await?.status)
     }
 
     /// Sends a GET and reads the JSON answer.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, HttpError> {
-        let request = self.request(Method::GET, path)?.body(Full::default())?;
-        self.send(request).await?.json().await
+        self.answer_to_get(path).await?.json().await
     }
 
     /// Sends a GET and reads the text answer.
     pub(crate) async fn text(&self, path: &str) -> Result<String, HttpError> {
-        let request = self.request(Method::GET, path)?.body(Full::default())?;
-        let answer = self.send(request).await?;
+        let answer = self.answer_to_get(path).await?;
         if !answer.status.is_success() {
             return Err(HttpError::Status(answer.status));
         }
         let body = answer.body.read_all().await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+
+    async fn answer_to_get(&self, path: &str) -> Result<Answer, HttpError> {
+        let request = self.request(Method::GET, path).body(Full::default())?;
+        self.send(request).await
+    }
+
+    /// Posts JSON and reads the JSON answer.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, HttpError> {
+        self.post(path, body.to_string(), &[]).await?.json().await
     }
 
     /// Posts JSON.
@@ -115,7 +125,7 @@ impl Client {
         headers: &[(&str, &str)],
     ) -> Result<Answer, HttpError> {
         let mut request = self
-            .request(Method::POST, path)?
+            .request(Method::POST, path)
             .header(CONTENT_TYPE, "application/json");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -123,19 +133,13 @@ impl Client {
         self.send(request.body(Full::new(body.into()))?).await
     }
 
-    fn request(
-        &self,
-        method: Method,
-        path: &str,
-    ) -> Result<hyper::http::request::Builder, HttpError> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(HOST, self.address.to_string());
-        if let Some(authorization) = &self.authorization {
-            request = request.header(AUTHORIZATION, authorization);
+    fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header(HOST, self.address.to_string());
+        match &self.authorization {
+            Some(authorization) => request.header(AUTHORIZATION, authorization),
+            None => request,
         }
-        Ok(request)
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, HttpError> {

@@ -22,9 +22,7 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{Timings, error_of, token_logprob};
 use super::withheld::Piece;
-use super::{
-    Api, Call, End, Facts, Reader, Step, Withheld, Withholds, given, sampling_fields, unreadable,
-};
+use super::{Api, Call, End, Facts, Reader, Step, Withheld, given, sampling_fields, unreadable};
 use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
@@ -35,7 +33,7 @@ pub(crate) const PAST_LIMIT: u32 = 8;
 
 /// The API of llama-server.
 #[derive(Debug, Default)]
-pub(super) struct Llama {
+pub(crate) struct Llama {
     cache: PromptCache,
 }
 
@@ -99,7 +97,7 @@ impl Api for Llama {
         })
     }
 
-    fn withholds(&self) -> Option<&dyn Withholds> {
+    fn withholds(&self) -> Option<&Llama> {
         Some(self)
     }
 
@@ -116,34 +114,55 @@ impl Api for Llama {
     }
 }
 
-#[async_trait]
-impl Withholds for Llama {
-    async fn pieces(&self, client: &Client, text: &str) -> Result<Vec<Piece>, HttpError> {
+/// Recovers tokens that the server withheld.
+impl Llama {
+    /// Tokenizes a text; returns its tokens, each with its bytes.
+    pub(crate) async fn pieces(client: &Client, text: &str) -> Result<Vec<Piece>, HttpError> {
         #[derive(Deserialize)]
         struct Tokenized {
             tokens: Vec<Piece>,
         }
         let body = json!({"content": text, "add_special": false, "parse_special": false, "with_pieces": true});
-        let body = body.to_string().into_bytes();
-        let tokenized: Tokenized = client.post("/tokenize", body, &[]).await?.json().await?;
+        let tokenized: Tokenized = client.ask("/tokenize", &body).await?;
         Ok(tokenized.tokens)
     }
 
-    fn whole_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError> {
+    /// Builds the call for the next `count` tokens in one answer that names them all.
+    ///
+    /// # Errors
+    /// As [`Api::call`].
+    pub(crate) fn whole_call(
+        &self,
+        request: &GenerateRequest,
+        count: u32,
+    ) -> Result<Call, EngineError> {
         let mut body = self.body(request)?;
         body.insert("stream".into(), false.into());
         body.insert("n_predict".into(), count.into());
         Ok(Call::new("/completion", &Value::Object(body)))
     }
 
-    fn whole_tokens(&self, answer: &[u8]) -> Result<Vec<TokenId>, EngineError> {
+    /// The tokens of that answer.
+    ///
+    /// # Errors
+    /// `Disconnected` if the answer cannot be decoded.
+    pub(crate) fn whole_tokens(answer: &[u8]) -> Result<Vec<TokenId>, EngineError> {
         let chunk: Chunk = serde_json::from_slice(answer).map_err(unreadable)?;
         Ok(chunk.tokens)
     }
 
+    /// Builds the call for the `count` likeliest next tokens.
+    ///
     /// The server returns no probabilities with a token that ends inside a character. So the grammar asks for a token that is a
     /// character: its answer has the probabilities of all tokens, and the grammar does not change them.
-    fn rating_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError> {
+    ///
+    /// # Errors
+    /// As [`Api::call`].
+    pub(crate) fn rating_call(
+        &self,
+        request: &GenerateRequest,
+        count: u32,
+    ) -> Result<Call, EngineError> {
         let body = json!({
             "prompt": request.tokens()?, "n_predict": 1, "stream": false, "temperature": 0.0, "n_probs": count,
             "grammar": "root ::= [a-z]", "cache_prompt": self.cache.may_be_read_by(request),
@@ -151,7 +170,11 @@ impl Withholds for Llama {
         Ok(Call::new("/completion", &body))
     }
 
-    fn candidates(&self, answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError> {
+    /// The candidates in the answer to it.
+    ///
+    /// # Errors
+    /// `Disconnected` if the answer cannot be decoded.
+    pub(crate) fn candidates(answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError> {
         let chunk: Chunk = serde_json::from_slice(answer).map_err(unreadable)?;
         let at = chunk.completion_probabilities.into_iter().next();
         Ok(at.map(Probability::candidates).unwrap_or_default())

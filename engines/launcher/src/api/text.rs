@@ -13,7 +13,6 @@ use genset_backend_common::{
     request::ChatInput,
 };
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::llama::{PromptCache, deviations, grammars, props, sampling};
@@ -195,7 +194,7 @@ impl Api for Text {
                     Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => String::new(),
                 };
                 let body = json!({"input": text});
-                let counted: Count = asked(client, "/extras/tokenize/count", &body).await?;
+                let counted: Count = client.ask("/extras/tokenize/count", &body).await?;
                 counted.count
             }
         };
@@ -225,23 +224,14 @@ async fn llama_tokens(client: &Client, input: &Input) -> Result<u32, HttpError> 
         Input::Text(text) => text.to_string(),
         Input::Chat(chat) => {
             let body = json!({"messages": chat.messages});
-            let templated: Templated = asked(client, "/apply-template", &body).await?;
+            let templated: Templated = client.ask("/apply-template", &body).await?;
             templated.prompt
         }
         Input::Tokens(_) | Input::Embed(_) | Input::Score(_) => String::new(),
     };
     let body = json!({"content": text, "add_special": true, "parse_special": true});
-    let tokenized: Tokenized = asked(client, "/tokenize", &body).await?;
+    let tokenized: Tokenized = client.ask("/tokenize", &body).await?;
     Ok(u32::try_from(tokenized.tokens.len()).unwrap_or(u32::MAX))
-}
-
-async fn asked<T: DeserializeOwned>(
-    client: &Client,
-    path: &str,
-    body: &Value,
-) -> Result<T, HttpError> {
-    let body = body.to_string().into_bytes();
-    client.post(path, body, &[]).await?.json().await
 }
 
 fn refuse_tools(chat: &ChatInput) -> Result<(), EngineError> {

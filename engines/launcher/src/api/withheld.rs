@@ -1,42 +1,9 @@
-//! [`Withheld`]: tokens that a server counts but does not name, recovered from their text. [`Withholds`]: the calls for that.
+//! [`Withheld`]: tokens that a server counts but does not name, recovered from their text.
 
-use genset_backend_common::output::TopLogprob;
-use genset_backend_common::{EngineError, GenerateRequest, TokenId, async_trait};
+use genset_backend_common::{EngineError, TokenId};
 use serde::Deserialize;
 
-use super::{Call, unreadable};
-use crate::http::{Client, HttpError};
-
-/// The API of a server that withholds tokens from a streamed answer, or does not rate every token.
-#[async_trait]
-pub(crate) trait Withholds: Send + Sync {
-    /// Tokenizes a text; returns its tokens, each with its bytes.
-    async fn pieces(&self, client: &Client, text: &str) -> Result<Vec<Piece>, HttpError>;
-
-    /// Builds the call for the next `count` tokens in one answer that names them all.
-    ///
-    /// # Errors
-    /// As [`Api::call`](super::Api::call).
-    fn whole_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError>;
-
-    /// The tokens of that answer.
-    ///
-    /// # Errors
-    /// `Disconnected` if the answer cannot be decoded.
-    fn whole_tokens(&self, answer: &[u8]) -> Result<Vec<TokenId>, EngineError>;
-
-    /// Builds the call for the `count` likeliest next tokens.
-    ///
-    /// # Errors
-    /// As [`Api::call`](super::Api::call).
-    fn rating_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError>;
-
-    /// The candidates in the answer to it.
-    ///
-    /// # Errors
-    /// `Disconnected` if the answer cannot be decoded.
-    fn candidates(&self, answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError>;
-}
+use super::unreadable;
 
 /// Text that stands for more tokens than the event named.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{EngineError, GenerateRequest, Input};
 
 use super::Drive;
-use crate::api::{Withheld, Withholds, token_logprob, unreadable};
+use crate::api::{Llama, Withheld, token_logprob, unreadable};
 
 /// The maximum length of an unstreamed answer of a few tokens, in bytes. The answer repeats the prompt.
 const MAX_WHOLE_BYTES: usize = 16 << 20;
@@ -15,18 +15,14 @@ const MAX_WHOLE_BYTES: usize = 16 << 20;
 const MAX_RATING_BYTES: usize = 64 << 20;
 
 impl Drive {
-    fn withholds(&self) -> Result<&dyn Withholds, EngineError> {
+    fn withholds(&self) -> Result<&Llama, EngineError> {
         let server = self.api.withholds();
         server.ok_or_else(|| unreadable("it withheld tokens"))
     }
 
     /// Recovers the tokens of a text with the server's own tokenizer.
     pub(super) async fn found(&self, withheld: &Withheld) -> Result<TokenChunk, EngineError> {
-        let asked = self
-            .withholds()?
-            .pieces(&self.server.client, &withheld.text)
-            .await;
-        match asked {
+        match Llama::pieces(&self.server.client, &withheld.text).await {
             Ok(pieces) => Ok(withheld.fill(&pieces)?.into_iter().collect()),
             Err(error) => Err(self.lost(error).await),
         }
@@ -39,11 +35,10 @@ impl Drive {
         count: usize,
     ) -> Result<TokenChunk, EngineError> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let server = self.withholds()?;
-        let call = server.whole_call(behind, count)?;
+        let call = self.withholds()?.whole_call(behind, count)?;
         let answer = self.send(&call).await?;
         match answer.body.read_up_to(MAX_WHOLE_BYTES).await {
-            Ok(body) => Ok(server.whole_tokens(&body)?.into_iter().collect()),
+            Ok(body) => Ok(Llama::whole_tokens(&body)?.into_iter().collect()),
             Err(error) => Err(self.lost(error).await),
         }
     }
@@ -82,10 +77,10 @@ impl Drive {
         behind: &GenerateRequest,
         count: u32,
     ) -> Result<Vec<TopLogprob>, EngineError> {
-        let server = self.withholds()?;
-        let answer = self.send(&server.rating_call(behind, count)?).await?;
+        let call = self.withholds()?.rating_call(behind, count)?;
+        let answer = self.send(&call).await?;
         match answer.body.read_up_to(MAX_RATING_BYTES).await {
-            Ok(body) => server.candidates(&body),
+            Ok(body) => Llama::candidates(&body),
             Err(error) => Err(self.lost(error).await),
         }
     }
