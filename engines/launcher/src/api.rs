@@ -260,6 +260,11 @@ pub(crate) fn unreadable(problem: impl std::fmt::Display) -> EngineError {
     EngineError::new(ErrorKind::Disconnected, message)
 }
 
+/// The error for an answer without the log probabilities that were asked for.
+fn no_logprobs() -> EngineError {
+    unreadable("log probabilities were asked for and are not there")
+}
+
 /// The first model of `/v1/models`, which for vLLM and SGLang includes the context length.
 async fn first_model(client: &Client) -> Result<Facts, HttpError> {
     let models: wire::Models = client.get("/v1/models").await?;

@@ -4,7 +4,7 @@
 mod devices;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, Role, controls::Adapter};
@@ -199,12 +199,11 @@ pub(crate) fn lora_modules(adapters: &[Adapter]) -> Vec<String> {
     name.into_iter().chain(modules).collect()
 }
 
-/// The folder of an adapter. The server starts in our folder, but its own launchers may change it.
-pub(crate) fn absolute(source: &str) -> String {
-    match std::path::absolute(source) {
-        Ok(path) => path.display().to_string(),
-        Err(_) => source.to_owned(),
-    }
+/// A path for the server. It starts in our folder, but its own launchers may change it.
+pub(crate) fn absolute(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    let absolute = std::path::absolute(path);
+    absolute.as_deref().unwrap_or(path).display().to_string()
 }
 
 /// An adapter in vLLM's notation: `NAME=DIR`, or JSON if that would be split at another place.
@@ -385,9 +384,7 @@ fn defaults(flags: &Flags, extra: Option<&ExtraArgs>) -> Vec<String> {
 /// The entries of the file as the program's arguments.
 pub(crate) fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<String>, EngineError> {
     if let ExtraStyle::File(name) = style {
-        // The server starts in our directory, but its own launchers may change it.
-        let path = std::path::absolute(extra.path()).unwrap_or_else(|_| extra.path().to_owned());
-        return Ok(vec![flag(name), path.display().to_string()]);
+        return Ok(vec![flag(name), absolute(extra.path())]);
     }
     let mut args = Vec::new();
     for (key, value) in extra.entries() {

@@ -516,10 +516,7 @@ fn vllm_profiles(config: &LauncherConfig) -> Option<String> {
     let folder = field("torch_profiler_dir").or_else(|| field("proton_profiler_dir"));
     match folder {
         Some(folder) if folder.contains("://") => Some(folder),
-        Some(folder) => {
-            let path = std::path::absolute(&folder);
-            Some(path.map_or(folder, |path| path.display().to_string()))
-        }
+        Some(folder) => Some(absolute(folder)),
         None => Some(format!("where vLLM's {profiler} profiler writes")),
     }
 }

@@ -89,6 +89,7 @@ pub(crate) struct Flags {
 
 const LLAMA_SPLITS: &str = "llama.cpp splits a model over the GPUs that it sees; set CUDA_VISIBLE_DEVICES, or tensor-split in \
                             --extra-engine-args";
+const MPI_NODES: &str = "start genset under mpirun or trtllm-llmapi-launch, which know the nodes";
 const ONE_NODE: &str = "it runs on one node";
 const CALLS_STAY: &str = "SGLang would take calls of tools out of the text, where genset looks for them; leave it out, and name the \
                           parser with --tool-parser";
@@ -148,15 +149,9 @@ const TRTLLM: Flags = Flags {
     context: &["max_seq_len"],
     tensor_parallel: Flag::Named(&["tp_size", "tensor_parallel_size"]),
     base_gpu: Flag::VisibleDevices,
-    num_nodes: Flag::Refused(
-        "start genset under mpirun or trtllm-llmapi-launch, which know the nodes",
-    ),
-    node_rank: Flag::Refused(
-        "start genset under mpirun or trtllm-llmapi-launch, which know the nodes",
-    ),
-    leader: LeaderFlag::Refused(
-        "start genset under mpirun or trtllm-llmapi-launch, which know the nodes",
-    ),
+    num_nodes: Flag::Refused(MPI_NODES),
+    node_rank: Flag::Refused(MPI_NODES),
+    leader: LeaderFlag::Refused(MPI_NODES),
     kv_block_size: Flag::Refused(
         "set kv_cache_config: {tokens_per_block: N} in --extra-engine-args",
     ),

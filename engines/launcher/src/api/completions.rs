@@ -19,8 +19,8 @@ use super::chat::{self, chat_of, refuse_legs};
 use super::llama::refuse_min_tokens;
 use super::wire::{ChatLogprob, Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
 use super::{
-    Api, Call, End, Facts, Reader, Step, biases, first_model, given, sampling_fields, unreadable,
-    with_media,
+    Api, Call, End, Facts, Reader, Step, biases, first_model, given, no_logprobs, sampling_fields,
+    unreadable, with_media,
 };
 use crate::exposition::samples;
 use crate::extra::ExtraArgs;
@@ -466,47 +466,31 @@ fn read_logprobs(
     logprobs: Logprobs,
     asked: u32,
 ) -> Result<Vec<TokenLogprob>, EngineError> {
-    if let Some(content) = logprobs.content {
-        return of_chat(chunk, content, asked);
+    let mut read: Vec<TokenLogprob> = match logprobs.content {
+        Some(content) => content.iter().map(|at| of_chat(at, asked)).collect(),
+        None => {
+            let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
+            let of_token = |logprob: Option<f32>| {
+                let candidates = tops.next().flatten().unwrap_or_default();
+                let candidates = candidates.iter();
+                let top = candidates.filter_map(|(name, logprob)| candidate(name, logprob));
+                token_logprob(logprob.unwrap_or(f32::MIN), top.collect(), asked)
+            };
+            logprobs.token_logprobs.into_iter().map(of_token).collect()
+        }
+    };
+    if read.len() < chunk.token_ids.len() {
+        return Err(no_logprobs());
     }
-    let chosen = logprobs.token_logprobs;
-    if chosen.len() < chunk.token_ids.len() {
-        return Err(unreadable(
-            "log probabilities were asked for and are not there",
-        ));
-    }
-    let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
-    let read = chosen
-        .into_iter()
-        .take(chunk.token_ids.len())
-        .map(|logprob| {
-            let candidates = tops.next().flatten().unwrap_or_default();
-            let top = candidates
-                .iter()
-                .filter_map(|(name, logprob)| candidate(name, logprob))
-                .collect();
-            token_logprob(logprob.unwrap_or(f32::MIN), top, asked)
-        });
-    Ok(read.collect())
+    read.truncate(chunk.token_ids.len());
+    Ok(read)
 }
 
-/// The log probabilities of a chat.
-fn of_chat(
-    chunk: &TokenChunk,
-    content: Vec<ChatLogprob>,
-    asked: u32,
-) -> Result<Vec<TokenLogprob>, EngineError> {
-    if content.len() < chunk.token_ids.len() {
-        return Err(unreadable(
-            "log probabilities were asked for and are not there",
-        ));
-    }
-    let read = content.into_iter().take(chunk.token_ids.len()).map(|at| {
-        let candidates = at.top_logprobs.iter();
-        let top = candidates.filter_map(|top| candidate(&top.token, &top.logprob.into()));
-        token_logprob(at.logprob, top.collect(), asked)
-    });
-    Ok(read.collect())
+/// The log probabilities of a token in a chat.
+fn of_chat(at: &ChatLogprob, asked: u32) -> TokenLogprob {
+    let candidates = at.top_logprobs.iter();
+    let top = candidates.filter_map(|top| candidate(&top.token, &top.logprob.into()));
+    token_logprob(at.logprob, top.collect(), asked)
 }
 
 fn candidate(name: &str, logprob: &Value) -> Option<TopLogprob> {

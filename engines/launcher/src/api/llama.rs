@@ -22,7 +22,9 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{Timings, error_of, token_logprob};
 use super::withheld::Piece;
-use super::{Api, Call, End, Facts, Reader, Step, Withheld, given, sampling_fields, unreadable};
+use super::{
+    Api, Call, End, Facts, Reader, Step, Withheld, given, no_logprobs, sampling_fields, unreadable,
+};
 use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
@@ -369,9 +371,7 @@ impl Reader for LlamaReader {
         };
         if let Some(asked) = self.logprobs {
             if chunk.completion_probabilities.len() != count {
-                return Err(unreadable(
-                    "log probabilities were asked for and are not there",
-                ));
+                return Err(no_logprobs());
             }
             let read = chunk.completion_probabilities.into_iter();
             step.tokens.logprobs = read.map(|at| logprob_of(at, asked)).collect();

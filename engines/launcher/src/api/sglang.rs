@@ -23,8 +23,8 @@ use super::completions::stop_ids;
 use super::text::TextReader;
 use super::wire::{error_of, token_logprob};
 use super::{
-    Api, Call, End, Facts, Reader, Step, biases, first_model, given, sampling_fields, unreadable,
-    with_media,
+    Api, Call, End, Facts, Reader, Step, biases, first_model, given, no_logprobs, sampling_fields,
+    unreadable, with_media,
 };
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
@@ -424,12 +424,8 @@ fn end_of(reason: &FinishReason) -> Result<End, EngineError> {
 
 /// The last `count` values of a list that covers all tokens or only the new ones.
 fn last<T>(mut values: Vec<T>, count: usize) -> Result<Vec<T>, EngineError> {
-    match values.len().checked_sub(count) {
-        Some(before) => Ok(values.split_off(before)),
-        None => Err(unreadable(
-            "log probabilities were asked for and are not there",
-        )),
-    }
+    let before = values.len().checked_sub(count);
+    Ok(values.split_off(before.ok_or_else(no_logprobs)?))
 }
 
 fn last_or_none<T>(values: Vec<Option<T>>, count: usize) -> Vec<Option<T>> {
