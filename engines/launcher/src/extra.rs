@@ -48,19 +48,16 @@ impl ExtraArgs {
         } else {
             serde_norway::from_str(&text).map_err(|error| bad(format!("is no YAML: {error}")))?
         };
-        match value {
-            Value::Object(entries) => Ok(Self {
-                path: path.to_owned(),
-                entries,
-            }),
-            Value::Null => Ok(Self {
-                path: path.to_owned(),
-                entries: Map::new(),
-            }),
-            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Err(bad(
-                "must hold one object, a name and a value for each setting".into(),
-            )),
-        }
+        let entries = match value {
+            Value::Object(entries) => entries,
+            Value::Null => Map::new(),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                let problem = "must hold one object, a name and a value for each setting";
+                return Err(bad(problem.into()));
+            }
+        };
+        let path = path.to_owned();
+        Ok(Self { path, entries })
     }
 
     /// The file.
@@ -109,4 +106,20 @@ pub(crate) fn spelled(name: &str) -> String {
         "--"
     };
     format!("{dashes}{}", joined(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl ExtraArgs {
+        /// The settings in a YAML text, as from the file `extra.yaml`.
+        pub(crate) fn in_test(text: &str) -> Self {
+            let entries: Value = serde_norway::from_str(text).unwrap();
+            Self {
+                path: "extra.yaml".into(),
+                entries: entries.as_object().cloned().unwrap_or_default(),
+            }
+        }
+    }
 }

@@ -158,10 +158,7 @@ mod tests {
         let input = ServerInput::Tokens { vocab_size: None };
         let mut config = LauncherConfig::new(dialect.kind(), "/m", input);
         config.command = Some(command.split(' ').map(str::to_owned).collect());
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("extra.json");
-        std::fs::write(&path, extra).unwrap();
-        config.extra = Some(ExtraArgs::load(&path).unwrap());
+        config.extra = Some(ExtraArgs::in_test(extra));
         Ranks::of(&config, dialect, told)
     }
 

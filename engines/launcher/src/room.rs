@@ -112,9 +112,7 @@ mod tests {
         let input = ServerInput::Tokens { vocab_size: None };
         let mut config = LauncherConfig::new(ServerKind::LlamaCpp, "/m.gguf", input);
         config.command = Some(command.split(' ').map(str::to_owned).collect());
-        let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-        std::fs::write(&file, extra).unwrap();
-        config.extra = Some(ExtraArgs::load(file.path()).unwrap());
+        config.extra = Some(ExtraArgs::in_test(extra));
         shared_tokens(&config, 2048)
     }
 

@@ -21,14 +21,6 @@ fn line(config: &LauncherConfig, dialect: Dialect) -> String {
     format!("{} {}", plan.program.display(), plan.args(8000).join(" "))
 }
 
-fn with_extra(config: &mut LauncherConfig, name: &str, text: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(name);
-    std::fs::write(&path, text).unwrap();
-    config.extra = Some(ExtraArgs::load(&path).unwrap());
-    folder
-}
-
 #[test]
 fn every_program_is_started_as_its_documentation_says() {
     let cases = [
@@ -183,7 +175,7 @@ fn extra_arguments_become_flags_in_each_programs_way() {
     ];
     for (dialect, expected) in cases {
         let mut config = config(dialect.kind());
-        let _folder = with_extra(&mut config, "extra.json", text);
+        config.extra = Some(ExtraArgs::in_test(text));
         let said = line(&config, dialect);
         let mut found: Vec<&str> = said.split(" --").collect();
         found.sort_unstable();
@@ -200,15 +192,8 @@ fn extra_arguments_become_flags_in_each_programs_way() {
 #[test]
 fn tensorrt_llm_gets_the_file_itself() {
     let mut config = config(ServerKind::Trtllm);
-    let folder = with_extra(
-        &mut config,
-        "extra.yaml",
-        "backend: pytorch\nkv_cache_config:\n  event_buffer_max_size: 1024\n",
-    );
-    let expected = format!(
-        "--extra_llm_api_options {}",
-        folder.path().join("extra.yaml").display()
-    );
+    config.extra = Some(ExtraArgs::in_test("backend: pytorch"));
+    let expected = format!("--extra_llm_api_options {}", absolute("extra.yaml"));
     assert!(line(&config, Dialect::Trtllm).contains(&expected));
 }
 
@@ -228,7 +213,7 @@ fn what_the_file_and_a_flag_both_say_is_named() {
     for (kind, text, key) in cases {
         let mut config = config(kind);
         (config.context_length_tokens, config.tensor_parallel_size) = (Some(4096), Some(2));
-        let _folder = with_extra(&mut config, "extra.yaml", text);
+        config.extra = Some(ExtraArgs::in_test(text));
         let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
         assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
         assert!(error.message().contains(key), "{error}");
@@ -253,7 +238,7 @@ fn the_key_is_ours_to_set() {
     ];
     for (dialect, text) in cases {
         let mut config = config(dialect.kind());
-        let _folder = with_extra(&mut config, "extra.yaml", text);
+        config.extra = Some(ExtraArgs::in_test(text));
         let error = Plan::new(&config, dialect).unwrap_err();
         assert!(error.message().contains("genset sets it"), "{error}");
     }
@@ -264,7 +249,7 @@ fn the_key_is_ours_to_set() {
 fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
     for key in ["tool-call-parser", "tool_call_parser"] {
         let mut config = config(ServerKind::Sglang);
-        let _folder = with_extra(&mut config, "extra.yaml", &format!("{key}: qwen25"));
+        config.extra = Some(ExtraArgs::in_test(&format!("{key}: qwen25")));
         let error = Plan::new(&config, Dialect::Sglang).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
@@ -274,7 +259,7 @@ fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
     }
     // Requests tell vLLM to parse no calls, whatever it was started with.
     let mut vllm = config(ServerKind::Vllm);
-    let _folder = with_extra(&mut vllm, "extra.yaml", "tool-call-parser: hermes");
+    vllm.extra = Some(ExtraArgs::in_test("tool-call-parser: hermes"));
     assert!(line(&vllm, Dialect::Vllm).contains("--tool-call-parser hermes"));
 }
 
@@ -283,7 +268,7 @@ fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
 fn a_name_that_no_request_has_is_refused() {
     for kind in [ServerKind::Vllm, ServerKind::Sglang] {
         let mut config = config(kind);
-        let _folder = with_extra(&mut config, "extra.json", r#"{"served_model_name": "x"}"#);
+        config.extra = Some(ExtraArgs::in_test(r#"{"served_model_name": "x"}"#));
         let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
         for part in ["served_model_name", "leave it out", "--model-name"] {
             assert!(error.message().contains(part), "{error}");
@@ -295,7 +280,7 @@ fn a_name_that_no_request_has_is_refused() {
 #[test]
 fn a_sleep_that_would_never_come_is_refused() {
     let mut config = config(ServerKind::LlamaCpp);
-    let _folder = with_extra(&mut config, "extra.yaml", "sleep-idle-seconds: 600");
+    config.extra = Some(ExtraArgs::in_test("sleep-idle-seconds: 600"));
     let error = Plan::new(&config, Dialect::LlamaServer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     for part in ["sleep-idle-seconds", "would never sleep", "leave it out"] {
@@ -306,11 +291,9 @@ fn a_sleep_that_would_never_come_is_refused() {
 #[test]
 fn a_default_of_ours_gives_way_to_the_file() {
     let mut config = config(ServerKind::Vllm);
-    let _folder = with_extra(
-        &mut config,
-        "extra.yaml",
+    config.extra = Some(ExtraArgs::in_test(
         "uvicorn_log_level: debug\nno-enable-prompt-tokens-details: true",
-    );
+    ));
     let said = line(&config, Dialect::Vllm);
     assert!(
         said.contains("--uvicorn-log-level debug") && !said.contains("warning"),
@@ -373,7 +356,7 @@ fn vllm_is_told_of_adapters() {
         told.ends_with(&format!("--enable-lora --max-loras 3 {modules}")),
         "{told}"
     );
-    let _file = with_extra(&mut config, "a.yaml", "max-lora-rank: 64\nmax_loras: 1\n");
+    config.extra = Some(ExtraArgs::in_test("max-lora-rank: 64\nmax_loras: 1\n"));
     let told = line(&config);
     assert!(
         told.ends_with(&format!(
@@ -381,7 +364,7 @@ fn vllm_is_told_of_adapters() {
         )),
         "{told}"
     );
-    let _file = with_extra(&mut config, "b.yaml", "lora-modules: [a=b]\n");
+    config.extra = Some(ExtraArgs::in_test("lora-modules: [a=b]\n"));
     let plan = Plan::new(&config, Dialect::Vllm).unwrap();
     let error = plan.with_adapters(&adapters, &config);
     assert!(error.unwrap_err().message().contains("lora-modules"));
@@ -400,14 +383,11 @@ fn a_vllm_that_loads_adapters_later_has_room_for_them() {
     config.env.insert(LORA_UPDATES.into(), "True".into());
     assert!(with(&config, &one).ends_with("--enable-lora --max-loras 9 --port 8000"));
     assert!(!with(&config, &[]).contains("lora"));
-    let file = with_extra(&mut config, "a.yaml", "enable-lora: true\n");
+    config.extra = Some(ExtraArgs::in_test("enable-lora: true\n"));
     assert!(with(&config, &[]).ends_with("--enable-lora --max-loras 9 --port 8000"));
-    drop(file);
-    let _file = with_extra(
-        &mut config,
-        "b.yaml",
+    config.extra = Some(ExtraArgs::in_test(
         "enable_lora: true\nmax-loras: 3\nlora-modules: [a=/a]\n",
-    );
+    ));
     let told = with(&config, &[]);
     assert_eq!(told.matches("--max-loras 3").count(), 1, "{told}");
     assert_eq!(told.matches("lora-modules").count(), 1, "{told}");

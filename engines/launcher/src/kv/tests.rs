@@ -276,12 +276,7 @@ fn blocks_behind_those_that_others_cleared_are_left_out() {
 fn config(settings: Option<&str>) -> LauncherConfig {
     let input = ServerInput::Tokens { vocab_size: None };
     let mut config = LauncherConfig::new(ServerKind::Vllm, "/m", input);
-    config.extra = settings.map(|settings| {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("extra.json");
-        std::fs::write(&path, settings).unwrap();
-        ExtraArgs::load(&path).unwrap()
-    });
+    config.extra = settings.map(ExtraArgs::in_test);
     config
 }
 

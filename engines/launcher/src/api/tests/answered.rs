@@ -4,18 +4,15 @@ use super::*;
 
 #[test]
 fn some_abilities_are_there_only_with_the_servers_own_settings() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("extra.yaml");
     let settings =
         "scheduling_policy: priority\nguided_decoding_backend: xgrammar\nmax-logprobs: 5\n";
-    std::fs::write(&path, settings).unwrap();
     for (kind, dialect) in [
         (ServerKind::Vllm, Dialect::Vllm),
         (ServerKind::Trtllm, Dialect::Trtllm),
     ] {
         let mut config = LauncherConfig::new(kind, "/m", ServerInput::Tokens { vocab_size: None });
         let before = of(&config, dialect).unwrap().capabilities();
-        config.extra = Some(ExtraArgs::load(&path).unwrap());
+        config.extra = Some(ExtraArgs::in_test(settings));
         let after = of(&config, dialect).unwrap().capabilities();
         if kind == ServerKind::Vllm {
             assert_eq!((before.priority, before.max_logprobs), (false, Some(20)));
@@ -203,15 +200,12 @@ fn the_size_of_vllms_kv_blocks_is_among_its_metrics() {
 
 #[test]
 fn sglang_honours_seeds_where_it_infers_deterministically() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("extra.yaml");
-    std::fs::write(&path, "enable_deterministic_inference: true\n").unwrap();
     let mut config = LauncherConfig::new(
         ServerKind::Sglang,
         "/m",
         ServerInput::Tokens { vocab_size: None },
     );
-    config.extra = Some(ExtraArgs::load(&path).unwrap());
+    config.extra = Some(ExtraArgs::in_test("enable_deterministic_inference: true"));
     let api = of(&config, Dialect::Sglang).unwrap();
     assert!(api.capabilities().sampling.contains(&SamplingOption::Seed));
     let mut request = request();

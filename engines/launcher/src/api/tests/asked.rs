@@ -133,9 +133,7 @@ fn a_cache_salt_is_refused_where_trtllm_reuses_blocks() {
     let config = |extra: &str| {
         let input = ServerInput::Tokens { vocab_size: None };
         let mut config = LauncherConfig::new(ServerKind::Trtllm, "/m", input);
-        let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-        std::fs::write(&file, extra).unwrap();
-        config.extra = Some(ExtraArgs::load(file.path()).unwrap());
+        config.extra = Some(ExtraArgs::in_test(extra));
         config
     };
     let call = |extra: &str| {
