@@ -199,21 +199,41 @@ mod tests {
 
     #[test]
     fn ranks_that_cannot_be_known_are_refused_and_named() {
-        for (dialect, command, extra, told) in [
-            (Dialect::Vllm, "vllm serve --config a.yaml", "{}", None),
-            (Dialect::Vllm, "vllm serve -dp 4 -dpn 1", "{}", Some(4)),
+        for (dialect, command, extra, told, name) in [
+            (
+                Dialect::Vllm,
+                "vllm serve --config a.yaml",
+                "{}",
+                None,
+                "(--config)",
+            ),
+            (
+                Dialect::Vllm,
+                "vllm serve -dp 4 -dpn 1",
+                "{}",
+                Some(4),
+                "(-dpn)",
+            ),
             (
                 Dialect::Vllm,
                 "vllm serve",
                 "{\"data-parallel-hybrid-lb\": true}",
                 Some(2),
+                "(--data-parallel-hybrid-lb)",
             ),
-            (Dialect::Sglang, "sglang --dp-size 2", "{}", None),
+            (
+                Dialect::Sglang,
+                "sglang --dp-size 2",
+                "{}",
+                None,
+                "(--dp-size)",
+            ),
             (
                 Dialect::Trtllm,
                 "trtllm-serve",
                 "{\"enable_attention_dp\": true}",
                 None,
+                "(--enable-attention-dp)",
             ),
         ] {
             let ranks = ranks(dialect, command, extra, told);
@@ -221,6 +241,7 @@ mod tests {
             let error = ranks.check(Some(0)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert_eq!(error.at().map(|at| at.name()), Some("data_parallel_rank"));
+            assert!(error.message().contains(name), "{error}");
             ranks.check(None).unwrap();
         }
     }

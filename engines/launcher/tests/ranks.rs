@@ -18,8 +18,7 @@ use genset_backend_common::kv::{BlockHash, KvEventPublisher, hash_blocks};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, RequestContext, StartContext,
 };
-use genset_engine_launcher::{ExtraArgs, LauncherEngine};
-use serde_json::json;
+use genset_engine_launcher::LauncherEngine;
 use tokio::time::timeout;
 
 use support::{LONG, Reports, config};
@@ -119,18 +118,6 @@ async fn servers_of_one_and_of_two_ranks_declare_the_same_abilities() {
 }
 
 #[tokio::test]
-async fn a_request_that_names_none_is_the_servers_to_place() {
-    let mut reports = Reports::listen().await;
-    let config = config("vllm", &["--data-parallel-size=2", &reports.flag()]);
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
-    ask(&engine, None).await.unwrap();
-    let asked = reports.next("request").await;
-    assert_eq!(asked["headers"].get("x-data-parallel-rank"), None);
-    engine.cleanup().await.unwrap();
-}
-
-#[tokio::test]
 async fn sglang_gets_the_rank_in_the_body_and_its_events_are_not_followed() {
     let mut reports = Reports::listen().await;
     let engine = LauncherEngine::new(config("sglang", &["--dp-size=2", &reports.flag()]));
@@ -141,30 +128,5 @@ async fn sglang_gets_the_rank_in_the_body_and_its_events_are_not_followed() {
     ask(&engine, Some(1)).await.unwrap();
     let asked = reports.next("request").await;
     assert_eq!(asked["body"]["routed_dp_rank"], 1);
-    engine.cleanup().await.unwrap();
-}
-
-#[tokio::test]
-async fn servers_that_take_no_rank_have_rank_0_or_refuse_it() {
-    for api in ["trtllm", "llama"] {
-        let engine = LauncherEngine::new(config(api, &[]));
-        let declared = engine.start(StartContext::detached(1)).await.unwrap();
-        assert_eq!(declared.data_parallel_size, 1);
-        ask(&engine, Some(0)).await.unwrap();
-        let error = ask(&engine, Some(1)).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{api}: {error}");
-        engine.cleanup().await.unwrap();
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("extra.json");
-    std::fs::write(&path, json!({"enable_attention_dp": true}).to_string()).unwrap();
-    let mut config = config("trtllm", &[]);
-    config.extra = Some(ExtraArgs::load(&path).unwrap());
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
-    ask(&engine, None).await.unwrap();
-    let error = ask(&engine, Some(0)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.message().contains("--enable-attention-dp"), "{error}");
     engine.cleanup().await.unwrap();
 }

@@ -18,7 +18,7 @@ use genset_backend_common::{
     RequestField, Role, StartContext,
     transfer::{LocalKvCarrier, TransferParams},
 };
-use genset_engine_launcher::{ExtraArgs, LauncherConfig, LauncherEngine};
+use genset_engine_launcher::{LauncherConfig, LauncherEngine};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -162,38 +162,6 @@ async fn a_rank_that_is_named_computes_the_prompt_and_gives_its_blocks() {
     for engine in [first, second] {
         engine.cleanup().await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn an_instance_that_does_the_whole_gets_none() {
-    let mut reports = Reports::listen().await;
-    let engine = Workers::default()
-        .start(Role::Aggregated, &[&reports.flag()])
-        .await;
-    let start = reports.next("start").await;
-    assert_eq!(flag(&start, "--kv-transfer-config"), None);
-    assert_eq!(start["env"], json!({}));
-    engine.cleanup().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_connector_of_ones_own_is_kept() {
-    let own = json!({"kv_connector": "MultiConnector", "kv_role": "kv_both"});
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("extra.json");
-    std::fs::write(&path, json!({"kv_transfer_config": own}).to_string()).unwrap();
-    let mut reports = Reports::listen().await;
-    let mut config = config("vllm", &[&reports.flag()]);
-    config.extra = Some(ExtraArgs::load(&path).unwrap());
-    let engine = Workers::default().start_with(Role::Prefill, config).await;
-    let start = reports.next("start").await;
-    let args = start["args"].as_array().unwrap();
-    let flags = args.iter().filter(|arg| *arg == "--kv-transfer-config");
-    assert_eq!(flags.count(), 1);
-    let said: Value = serde_json::from_str(flag(&start, "--kv-transfer-config").unwrap()).unwrap();
-    assert_eq!(said, own);
-    prefill(&engine, request(6)).await;
-    engine.cleanup().await.unwrap();
 }
 
 #[tokio::test]

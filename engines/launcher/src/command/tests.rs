@@ -334,6 +334,24 @@ fn a_command_takes_the_place_of_the_usual_one() {
     assert!(line(&config, Dialect::Vllm).starts_with("uv run vllm serve /m/model --host"));
 }
 
+#[test]
+fn a_connector_of_ones_own_is_kept_and_an_instance_that_does_the_whole_gets_none() {
+    let mut config = config(ServerKind::Vllm);
+    let told = |config: &LauncherConfig, role| {
+        let plan = Plan::new(config, Dialect::Vllm).unwrap();
+        let plan = plan.in_role(config, role);
+        (plan.side_channel.is_some(), plan.args(8000).join(" "))
+    };
+    let (has_channel, args) = told(&config, Role::Aggregated);
+    assert!(!has_channel && !args.contains("kv-transfer"), "{args}");
+    let own = "kv_transfer_config: {kv_connector: MultiConnector, kv_role: kv_both}";
+    config.extra = Some(ExtraArgs::in_test(own));
+    let (has_channel, args) = told(&config, Role::Prefill);
+    let own = r#"--kv-transfer-config {"kv_connector":"MultiConnector","kv_role":"kv_both"}"#;
+    assert!(has_channel && args.contains(own), "{args}");
+    assert_eq!(args.matches("--kv-transfer-config").count(), 1, "{args}");
+}
+
 fn adapter(name: &str, source: &str) -> Adapter {
     Adapter {
         name: name.into(),

@@ -350,19 +350,19 @@ fn what_an_api_cannot_carry_is_refused_by_name() {
 fn a_rank_is_named_as_each_server_takes_it() {
     let mut request = request();
     request.data_parallel_rank = Some(1);
-    let input = ServerInput::Tokens { vocab_size: None };
-    let called = |kind, dialect| {
-        let api = of(&LauncherConfig::new(kind, "/m", input), dialect).unwrap();
-        let call = api.call(&request, None).unwrap();
+    let called = |dialect, request: &GenerateRequest| {
+        let call = api(dialect).call(request, None).unwrap();
         let body: Value = serde_json::from_slice(&call.body).unwrap();
         (call.headers, body)
     };
-    let (headers, _) = called(ServerKind::Vllm, Dialect::Vllm);
+    let (headers, _) = called(Dialect::Vllm, &self::request());
+    assert!(headers.is_empty(), "the server places it");
+    let (headers, _) = called(Dialect::Vllm, &request);
     assert_eq!(headers, [("x-data-parallel-rank", "1".to_owned())]);
-    let (headers, body) = called(ServerKind::Sglang, Dialect::Sglang);
+    let (headers, body) = called(Dialect::Sglang, &request);
     let fields = ["data_parallel_rank", "routed_dp_rank"].map(|field| &body[field]);
     assert_eq!((headers.len(), fields), (0, [&json!(1), &json!(1)]));
-    let (headers, body) = called(ServerKind::Trtllm, Dialect::Trtllm);
+    let (headers, body) = called(Dialect::Trtllm, &request);
     assert!(headers.is_empty() && body.get("data_parallel_rank").is_none());
 }
 
