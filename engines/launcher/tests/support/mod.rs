@@ -1,12 +1,14 @@
 //! Engines on stand-in servers, their answers, and the stand-ins' reports.
 
+use std::fmt::Display;
 use std::num::NonZeroU32;
+use std::process::Command;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
-    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
+    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, StartContext,
 };
 use genset_engine_launcher::{LauncherConfig, LauncherEngine, ServerInput, ServerKind};
 use serde_json::Value;
@@ -20,6 +22,9 @@ pub const LONG: Duration = Duration::from_secs(120);
 
 /// A value for `-X`: keeps Python's compiled files away from its sources.
 const PYTHON_CACHE: &str = concat!("pycache_prefix=", env!("CARGO_TARGET_TMPDIR"), "/pycache");
+
+/// The APIs that take tokens.
+pub const OF_TOKENS: [&str; 4] = ["vllm", "sglang", "trtllm", "llama"];
 
 /// The config of an engine on the stand-in for `api`, with flags for the stand-in.
 pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
@@ -77,6 +82,28 @@ pub fn adapter_folder(rank: u32) -> TempDir {
     let said = serde_json::json!({ "r": rank }).to_string();
     std::fs::write(folder.path().join("adapter_config.json"), said).unwrap();
     folder
+}
+
+/// A started engine.
+pub async fn started(config: LauncherConfig) -> LauncherEngine {
+    let engine = LauncherEngine::new(config);
+    engine.start(StartContext::detached(1)).await.unwrap();
+    engine
+}
+
+/// A greedy request.
+pub fn request(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("m", prompt.to_vec());
+    request.stop.max_tokens = Some(max_tokens);
+    request.sampling.temperature = Some(0.0);
+    request
+}
+
+/// Kills a process.
+pub fn kill(pid: impl Display) {
+    let mut kill = Command::new("kill");
+    let killed = kill.args(["-KILL", &pid.to_string()]).status().unwrap();
+    assert!(killed.success());
 }
 
 /// The result of a request.

@@ -1,47 +1,26 @@
 //! The metrics of stand-ins, as the worker repeats them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
-mod support;
-
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
-use genset_backend_common::{
-    GenerateRequest, LLMEngine, MetricsRegistry, Output, RequestContext, StartContext,
-};
+use genset_backend_common::{LLMEngine, MetricsRegistry, StartContext};
 use genset_engine_launcher::{LauncherConfig, LauncherEngine};
 use tokio::time::{sleep, timeout};
 
-use support::{LONG, Reports, config};
+use crate::support::{LONG, Reports, answer, config, kill, request};
 
-/// An engine that has answered a prompt of 40 tokens, and the metrics of its worker, which has a metric of its own.
-async fn asked(config: LauncherConfig) -> (LauncherEngine, MetricsRegistry) {
+/// An engine that has answered a prompt of 40 tokens, and the handles of its worker, which has a metric of its own.
+async fn asked(config: LauncherConfig) -> (LauncherEngine, StartContext) {
     let engine = LauncherEngine::new(config);
     let ctx = StartContext::detached(1);
-    let metrics = ctx.metrics.clone();
-    let own: Gauge = metrics.create("genset_own", "Ours");
+    let own: Gauge = ctx.metrics.create("genset_own", "Ours");
     own.set(3);
-    engine.start(ctx).await.unwrap();
+    engine.start(ctx.clone()).await.unwrap();
     // Only names of the server's metrics contain colons.
-    until(&metrics, |text| text.contains(':')).await;
-    let mut request = GenerateRequest::from_tokens("m", (100..140).collect());
-    request.stop.max_tokens = Some(3);
-    let ctx = RequestContext::new("r");
-    let mut outputs = engine.generate(request, ctx).await.unwrap();
-    while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
-        if let Output::Finished(_) = item.unwrap() {
-            return (engine, metrics);
-        }
-    }
-    panic!("no terminal")
+    until(&ctx.metrics, |text| text.contains(':')).await;
+    let prompt: Vec<u32> = (100..140).collect();
+    answer(&engine, request(&prompt, 3)).await.end.unwrap();
+    (engine, ctx)
 }
 
 /// Waits until `/metrics` meets the condition, and returns it.
@@ -61,10 +40,11 @@ async fn until(metrics: &MetricsRegistry, is_so: impl Fn(&str) -> bool) -> Strin
 #[tokio::test]
 async fn the_servers_metrics_are_there_for_operators_until_it_dies() {
     let mut reports = Reports::listen().await;
-    let (engine, metrics) = asked(config("vllm", &[&reports.flag()])).await;
-    let pid = reports.next("pid").await.to_string();
+    let (engine, ctx) = asked(config("vllm", &[&reports.flag()])).await;
+    let metrics = &ctx.metrics;
+    let pid = reports.next("pid").await;
     let counted = "vllm:prompt_tokens_total{engine=\"0\",model_name=\"m\"} 40.0\n";
-    let text = until(&metrics, |text| text.contains(counted)).await;
+    let text = until(metrics, |text| text.contains(counted)).await;
     for line in [
         "# TYPE vllm:num_requests_running gauge\n",
         "# TYPE vllm:prompt_tokens counter\n",
@@ -83,9 +63,8 @@ async fn the_servers_metrics_are_there_for_operators_until_it_dies() {
         "{public}"
     );
 
-    let mut kill = std::process::Command::new("kill");
-    assert!(kill.args(["-KILL", &pid]).status().unwrap().success());
-    let text = until(&metrics, |text| !text.contains("vllm")).await;
+    kill(pid);
+    let text = until(metrics, |text| !text.contains("vllm")).await;
     assert!(text.contains("genset_own 3\n"), "{text}");
     engine.cleanup().await.unwrap();
 }
@@ -99,28 +78,32 @@ async fn sglang_and_llama_server_are_started_with_metrics() {
         ),
         ("llama", "llamacpp:prompt_tokens_total 40.0\n"),
     ] {
-        let (engine, metrics) = asked(config(api, &[])).await;
-        until(&metrics, |text| text.contains(counted)).await;
+        let (engine, ctx) = asked(config(api, &[])).await;
+        until(&ctx.metrics, |text| text.contains(counted)).await;
         engine.cleanup().await.unwrap();
-        assert!(!metrics.encode().contains(counted), "{api}");
+        assert!(!ctx.metrics.encode().contains(counted), "{api}");
     }
 }
 
-/// If metrics are invalid, what can be parsed is shown; if none arrive, the last ones stay. Nobody waits.
+/// If metrics are invalid, what can be parsed is shown; if none arrive, the last ones stay. They are no load. Nobody waits.
 async fn goes_on(fault: &str) {
-    let (engine, metrics) = asked(config("vllm", &["--fault", fault])).await;
+    let (engine, ctx) = asked(config("vllm", &["--fault", fault])).await;
+    let (metrics, mut load) = (&ctx.metrics, ctx.load.subscribe());
     let is_told = fault == "metrics-garbage";
     let is_so = |text: &str| is_told != text.contains("vllm:prompt_tokens");
-    let text = until(&metrics, is_so).await;
+    let text = until(metrics, is_so).await;
     assert!(text.contains("genset_own 3\n"), "{text}");
     assert!(text.ends_with("# EOF\n"), "{text}");
     assert_eq!(text.matches("# EOF").count(), 1, "{text}");
     assert!(!text.contains("genset_worker_ready"), "{text}");
+    let unknown = timeout(LONG, load.wait_for(|load| load.kv_total_blocks == 0));
+    drop(unknown.await.unwrap().unwrap());
+    answer(&engine, request(&[1, 2], 3)).await.end.unwrap();
     engine.cleanup().await.unwrap();
 }
 
 #[tokio::test]
-async fn metrics_that_cannot_be_read_leave_ours() {
+async fn metrics_that_hang_or_cannot_be_read_leave_ours_and_are_no_load() {
     let faults = ["metrics-garbage", "metrics-huge", "metrics-hang"];
     futures_util::future::join_all(faults.map(goes_on)).await;
 }

@@ -7,7 +7,7 @@ use genset_backend_common::{
 use genset_engine_launcher::LauncherEngine;
 use serde_json::{Value, json};
 
-use crate::support::{Reports, answer, config};
+use crate::support::{Reports, answer, config, started};
 
 /// Two GIFs of one pixel.
 const PIXELS: [&str; 2] = [
@@ -81,8 +81,7 @@ async fn the_model_sees_the_tools_of_a_chat_with_images() {
     for api in ["vllm", "sglang"] {
         let mut config = config(api, &[]);
         config.media = MediaKind::ALL.into();
-        let engine = LauncherEngine::new(config);
-        engine.start(StartContext::detached(1)).await.unwrap();
+        let engine = started(config).await;
         let request = seen_with(PIXELS[0], vec![tool("look"), tool("measure")]);
         let answer = answer(&engine, request).await;
         let prompt_tokens = answer.finished().usage.prompt_tokens;
@@ -101,15 +100,13 @@ async fn what_a_server_does_not_give_beside_media_is_refused_by_name() {
     let of = |api: &str| {
         let mut config = config(api, &[]);
         config.media = MediaKind::ALL.into();
-        LauncherEngine::new(config)
+        started(config)
     };
-    let engine = of("vllm");
-    engine.start(StartContext::detached(1)).await.unwrap();
+    let engine = of("vllm").await;
     let rated = answer(&engine, with_logprobs()).await;
     assert_eq!(rated.tokens.len(), 6);
     engine.cleanup().await.unwrap();
-    let engine = of("sglang");
-    engine.start(StartContext::detached(1)).await.unwrap();
+    let engine = of("sglang").await;
     let refused = engine.generate(with_logprobs(), RequestContext::new("r"));
     let error = refused.await.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -1,47 +1,29 @@
 //! Operations on stand-in servers, which have the routes of the real servers and crash where those would.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
-mod support;
-
 use std::pin::pin;
-use std::process::Command;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use genset_backend_common::controls::{Adapter, SleepLevel};
 use genset_backend_common::{
-    EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream,
-    RequestContext, StartContext,
+    EngineControls, EngineError, ErrorKind, LLMEngine, OutputStream, RequestContext, StartContext,
 };
-use genset_engine_launcher::{LauncherConfig, LauncherEngine, RestartPolicy};
+use genset_engine_launcher::{LauncherEngine, RestartPolicy};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-use support::{Answer, LONG, Reports, adapter_folder, config, operated, read};
-
-async fn started(config: LauncherConfig) -> LauncherEngine {
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
-    engine
-}
+use crate::support::{
+    Answer, LONG, Reports, adapter_folder, config, kill, operated, read, request, started,
+};
 
 fn controls(engine: &LauncherEngine) -> &dyn EngineControls {
     engine.controls().unwrap()
 }
 
 async fn ask(engine: &LauncherEngine, tokens: u32) -> Result<OutputStream, EngineError> {
-    let mut request = GenerateRequest::from_tokens("m", vec![5, 6, 7, 8]);
-    request.stop.max_tokens = Some(tokens);
+    let mut request = request(&[5, 6, 7, 8], tokens);
     request.stop.ignore_eos = true;
-    request.sampling.temperature = Some(0.0);
     engine.generate(request, RequestContext::new("r")).await
 }
 
@@ -373,11 +355,10 @@ async fn ask_under(
     engine: &LauncherEngine,
     adapter: Option<&str>,
 ) -> Result<OutputStream, EngineError> {
-    let mut request = GenerateRequest::from_tokens("m", (300..400).collect());
+    let prompt: Vec<u32> = (300..400).collect();
+    let mut request = request(&prompt, 6);
     request.adapter = adapter.map(str::to_owned);
-    request.stop.max_tokens = Some(6);
     request.stop.ignore_eos = true;
-    request.sampling.temperature = Some(0.0);
     engine.generate(request, RequestContext::new("r")).await
 }
 
@@ -530,9 +511,7 @@ async fn a_server_that_is_started_again_has_the_adapters_of_its_start_that_are_n
     ];
 
     let mut downs = ctx.health.downs();
-    let mut kill = Command::new("kill");
-    let killed = kill.args(["-KILL", &pid.to_string()]).status().unwrap();
-    assert!(killed.success());
+    kill(pid);
     for is_down in [true, false] {
         let waited = downs.wait_for(|down| down.is_some() == is_down);
         timeout(LONG, waited).await.unwrap().unwrap();

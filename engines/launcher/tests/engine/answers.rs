@@ -1,17 +1,7 @@
 //! Answers of stand-in servers, good and bad, as streams.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
 mod characters;
 mod media;
-#[path = "../support/mod.rs"]
-mod support;
 
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
@@ -23,21 +13,10 @@ use genset_engine_launcher::LauncherEngine;
 use serde_json::json;
 use tokio::time::timeout;
 
-use support::{LONG, Reports, answer, config};
-
-const OF_TOKENS: [&str; 4] = ["vllm", "sglang", "trtllm", "llama"];
+use crate::support::{self, LONG, OF_TOKENS, Reports, answer, config, request};
 
 async fn started(api: &str, flags: &[&str]) -> LauncherEngine {
-    let engine = LauncherEngine::new(config(api, flags));
-    engine.start(StartContext::detached(1)).await.unwrap();
-    engine
-}
-
-fn request(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
-    let mut request = GenerateRequest::from_tokens("m", prompt.to_vec());
-    request.stop.max_tokens = Some(max_tokens);
-    request.sampling.temperature = Some(0.0);
-    request
+    support::started(config(api, flags)).await
 }
 
 #[tokio::test]
@@ -338,8 +317,7 @@ async fn a_gguf_file_is_served_as_text_by_either_program() {
     for (api, prompt_tokens) in [("llama", 3), ("llama_cpp.server", 3)] {
         let mut config = config(api, &[]);
         config.input = genset_engine_launcher::ServerInput::Text;
-        let engine = LauncherEngine::new(config);
-        engine.start(StartContext::detached(1)).await.unwrap();
+        let engine = support::started(config).await;
         let text = answer(&engine, GenerateRequest::from_text("m", "one two three")).await;
         assert_eq!(text.text, "one two three", "{api}");
         assert_eq!(text.finished().reason, FinishReason::Stop);
@@ -368,8 +346,7 @@ async fn a_gguf_file_is_served_as_text_by_either_program() {
 async fn a_prompt_of_too_many_tokens_to_count_is_the_servers_to_judge() {
     let mut config = config("llama", &[]);
     config.input = genset_engine_launcher::ServerInput::Text;
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
+    let engine = support::started(config).await;
     let mut long = GenerateRequest::from_text("m", "a ".repeat(900_000));
     long.stop.max_tokens = Some(2);
     assert_eq!(answer(&engine, long).await.text, "a a");

@@ -1,16 +1,6 @@
 //! Disaggregated prefill and decode on stand-ins of vLLM that answer as the real server did: how each is started, which
 //! requests it receives, and what happens to blocks that cannot be fetched.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
-mod support;
-
 use std::time::Duration;
 
 use genset_backend_common::{
@@ -22,7 +12,7 @@ use genset_engine_launcher::{LauncherConfig, LauncherEngine};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use support::{Answer, LONG, Reports, answer, config};
+use crate::support::{self, Answer, LONG, Reports, answer, config};
 
 const PROMPT: [u32; 4] = [5, 6, 7, 8];
 
@@ -52,10 +42,7 @@ impl Workers {
 }
 
 fn request(max_tokens: u32) -> GenerateRequest {
-    let mut request = GenerateRequest::from_tokens("m", PROMPT.to_vec());
-    request.stop.max_tokens = Some(max_tokens);
-    request.sampling.temperature = Some(0.0);
-    request
+    support::request(&PROMPT, max_tokens)
 }
 
 fn with(mut request: GenerateRequest, transfer: TransferParams) -> GenerateRequest {

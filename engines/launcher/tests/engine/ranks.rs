@@ -1,27 +1,16 @@
 //! Data-parallel ranks of stand-ins that report them like the real servers: how many there are, which one serves a request, and
 //! what each one's cache contains.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
-mod support;
-
 use std::num::NonZeroU32;
 
-use futures_util::StreamExt as _;
 use genset_backend_common::kv::{BlockHash, KvEventPublisher, hash_blocks};
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, RequestContext, StartContext,
+    EngineError, ErrorKind, GenerateRequest, LLMEngine, RequestContext, StartContext,
 };
 use genset_engine_launcher::LauncherEngine;
 use tokio::time::timeout;
 
-use support::{LONG, Reports, config};
+use crate::support::{LONG, Reports, config, read};
 
 const BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(32).unwrap();
 
@@ -36,13 +25,8 @@ async fn ask(engine: &LauncherEngine, rank: Option<u32>) -> Result<Option<u32>, 
     request.stop.max_tokens = Some(2);
     request.data_parallel_rank = rank;
     let ctx = RequestContext::new("r");
-    let mut outputs = engine.generate(request, ctx).await?;
-    while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
-        if let Output::Finished(finished) = item? {
-            return Ok(finished.usage.cached_tokens);
-        }
-    }
-    panic!("no terminal")
+    let finished = read(engine.generate(request, ctx).await?).await.end?;
+    Ok(finished.usage.cached_tokens)
 }
 
 fn blocks(cache: &KvEventPublisher) -> Vec<BlockHash> {

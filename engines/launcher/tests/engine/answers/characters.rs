@@ -1,14 +1,12 @@
 //! llama-server's tokens when a character is several of them, and its text when it counts them.
 
 use genset_backend_common::{
-    ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, StartContext,
-    request::ChatInput,
+    ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, request::ChatInput,
 };
-use genset_engine_launcher::LauncherEngine;
+use genset_engine_launcher::{LauncherEngine, ServerInput};
 use serde_json::json;
 
-use crate::request;
-use crate::support::{answer, config};
+use crate::support::{answer, config, request, started};
 
 /// "こんにちは。" in the tokens of `models/tiny-chat`, as llama-server generated them.
 const KONNICHIWA: [u32; 14] = [
@@ -18,10 +16,8 @@ const KONNICHIWA: [u32; 14] = [
 async fn saying(tokens: &[u32]) -> LauncherEngine {
     let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
     let mut config = config("llama", &["--say", &tokens.join(",")]);
-    config.input = genset_engine_launcher::ServerInput::Tokens { vocab_size: None };
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
-    engine
+    config.input = ServerInput::Tokens { vocab_size: None };
+    started(config).await
 }
 
 fn until_eos(max_tokens: u32) -> GenerateRequest {
@@ -148,9 +144,8 @@ async fn tokens_inside_a_character_are_rated_beside_a_grammar() {
 async fn pieces_of_text_are_as_many_tokens_as_the_server_counts() {
     let tokens: Vec<String> = KONNICHIWA.iter().map(u32::to_string).collect();
     let mut config = config("llama", &["--say", &tokens.join(",")]);
-    config.input = genset_engine_launcher::ServerInput::Text;
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
+    config.input = ServerInput::Text;
+    let engine = started(config).await;
     let messages = vec![json!({"role": "user", "content": "Say hello."})];
     let tools = vec![];
     for request in [

@@ -1,29 +1,18 @@
 //! The load of stand-ins that report it like the real servers, as the worker publishes it.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
-mod support;
-
 use std::num::NonZeroU32;
 
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use genset_backend_common::controls::SleepLevel;
 use genset_backend_common::handles::Load;
 use genset_backend_common::{
-    GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, StartContext,
+    GenerateRequest, LLMEngine, OutputStream, RequestContext, StartContext,
 };
 use genset_engine_launcher::{LauncherConfig, LauncherEngine};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use support::{LONG, Reports, config, operated};
+use crate::support::{LONG, Reports, config, kill, operated, read};
 
 async fn started(config: LauncherConfig) -> (LauncherEngine, watch::Receiver<Load>) {
     let engine = LauncherEngine::new(config);
@@ -40,16 +29,6 @@ async fn stream(engine: &LauncherEngine, prompt: u32, max_tokens: u32) -> Output
     request.data_parallel_rank = Some(0);
     let ctx = RequestContext::new("r");
     engine.generate(request, ctx).await.unwrap()
-}
-
-/// Reads an answer to its end.
-async fn read(mut outputs: OutputStream) {
-    while let Some(item) = outputs.next().await {
-        if let Output::Finished(_) = item.unwrap() {
-            return;
-        }
-    }
-    panic!("no terminal")
 }
 
 async fn until(load: &mut watch::Receiver<Load>, is_so: impl FnMut(&Load) -> bool) -> Load {
@@ -137,31 +116,6 @@ async fn a_server_that_tells_no_blocks_has_its_requests_counted() {
     engine.cleanup().await.unwrap();
 }
 
-/// Invalid metrics neither end nor delay anything; the last valid ones expire after a while.
-async fn goes_on(api: &str, fault: &str) {
-    let (engine, mut load) = started(config(api, &["--fault", fault])).await;
-    assert!(load.borrow().kv_total_blocks > 0, "{api} {fault}");
-    read(stream(&engine, 40, 5).await).await;
-    until(&mut load, |load| load.kv_total_blocks == 0).await;
-    let outputs = stream(&engine, 40, 5).await;
-    let counted = until(&mut load, |load| load.running_requests == 1).await;
-    assert_eq!(counted.waiting_requests, 0);
-    timeout(LONG, read(outputs)).await.unwrap();
-    engine.cleanup().await.unwrap();
-}
-
-#[tokio::test]
-async fn metrics_that_hang_or_cannot_be_read_are_no_load_and_no_fault() {
-    let faults = ["metrics-garbage", "metrics-huge", "metrics-hang"];
-    let each = faults.map(|fault| async move {
-        goes_on("vllm", fault).await;
-    });
-    let sglang = faults.map(|fault| async move {
-        goes_on("sglang", fault).await;
-    });
-    tokio::join!(join_all(each), join_all(sglang));
-}
-
 #[tokio::test]
 async fn a_server_that_sleeps_is_full_until_it_is_awake() {
     let (engine, mut load) = started(operated("vllm", &[])).await;
@@ -179,9 +133,7 @@ async fn the_load_of_a_server_that_died_is_not_known() {
     let mut reports = Reports::listen().await;
     let (engine, mut load) = started(config("vllm", &[&reports.flag()])).await;
     assert!(load.borrow().kv_total_blocks > 0);
-    let pid = reports.next("pid").await.to_string();
-    let mut kill = std::process::Command::new("kill");
-    assert!(kill.args(["-KILL", &pid]).status().unwrap().success());
+    kill(reports.next("pid").await);
     until(&mut load, |load| *load == Load::default()).await;
     engine.cleanup().await.unwrap();
 }

@@ -1,36 +1,18 @@
 //! Answers that another instance began, continued by stand-in servers as longer prompts.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
-mod support;
-
 use genset_backend_common::{
     ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, StartContext,
 };
 use genset_engine_launcher::LauncherEngine;
 use serde_json::json;
 
-use support::{Reports, answer, config};
+use crate::support::{OF_TOKENS, Reports, answer, config, request};
 
-const OF_TOKENS: [&str; 4] = ["vllm", "sglang", "trtllm", "llama"];
 const PROMPT: [u32; 4] = [5, 6, 7, 8];
-
-fn request(prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
-    let mut request = GenerateRequest::from_tokens("m", prompt);
-    request.stop.max_tokens = Some(max_tokens);
-    request.sampling.temperature = Some(0.0);
-    request
-}
 
 /// The request that continues after the first tokens of an answer.
 fn resumed(given: &[u32], max_tokens: u32) -> GenerateRequest {
-    let mut request = request([&PROMPT[..], given].concat(), max_tokens);
+    let mut request = request(&[&PROMPT[..], given].concat(), max_tokens);
     request.resumed_tokens = u32::try_from(given.len()).unwrap();
     request
 }
@@ -43,7 +25,7 @@ async fn every_api_goes_on_behind_the_tokens_of_another_instance() {
         let declared = engine.start(StartContext::detached(1)).await.unwrap();
         let can = &declared.capabilities;
         assert!(can.resume_as_prompt && !can.resume, "{api}");
-        let whole = answer(&engine, request(PROMPT.to_vec(), 6)).await.tokens;
+        let whole = answer(&engine, request(&PROMPT, 6)).await.tokens;
         reports.next("request").await;
 
         let mut resumed = resumed(&whole[..2], 4);

@@ -1,17 +1,6 @@
 //! The lifecycle of a server: its start, its death, and the effect on its requests.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unreachable_pub,
-    dead_code,
-    reason = "a test fails by panicking, and no test file needs all of the support"
-)]
-
-mod support;
-
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -24,17 +13,14 @@ use genset_engine_launcher::{
 };
 use tokio::time::timeout;
 
-use support::{LONG, Reports, answer, config, read};
+use crate::support::{self, LONG, Reports, answer, config, kill, read};
 
 fn request(max_tokens: u32) -> GenerateRequest {
-    let mut request = GenerateRequest::from_tokens("m", vec![1, 2, 3]);
-    request.stop.max_tokens = Some(max_tokens);
-    request.sampling.temperature = Some(0.0);
-    request
+    support::request(&[1, 2, 3], max_tokens)
 }
 
-async fn started(config: LauncherConfig) -> (Arc<LauncherEngine>, StartContext) {
-    let engine = Arc::new(LauncherEngine::new(config));
+async fn started(config: LauncherConfig) -> (LauncherEngine, StartContext) {
+    let engine = LauncherEngine::new(config);
     let ctx = StartContext::detached(1);
     engine.start(ctx.clone()).await.unwrap();
     (engine, ctx)
@@ -68,16 +54,6 @@ async fn is_gone(pid: u64) {
         }
     };
     timeout(LONG, gone).await.unwrap();
-}
-
-fn kill(pid: u64) {
-    assert!(
-        Command::new("kill")
-            .args(["-KILL", &pid.to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
 }
 
 #[tokio::test]
@@ -246,10 +222,10 @@ async fn a_server_is_started_again_as_often_as_asked() {
 #[tokio::test]
 async fn a_cleanup_during_a_start_ends_it_and_the_server() {
     let mut reports = Reports::listen().await;
-    let engine = Arc::new(LauncherEngine::new(config(
+    let engine = LauncherEngine::new(config(
         "vllm",
         &[&reports.flag(), "--fault", "never-healthy"],
-    )));
+    ));
     let starting = engine.start(StartContext::detached(1));
     let cleaned = async {
         let pid = reports.next("pid").await.as_u64().unwrap();
@@ -285,7 +261,7 @@ async fn the_server_and_its_files_go_with_a_parent_that_is_killed() {
         let temporary = tempfile::tempdir().unwrap();
         let files = || std::fs::read_dir(temporary.path()).unwrap().count();
         let mut parent = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "parent_for_the_test_above", "--nocapture"])
+            .args(["--exact", "life::parent_for_the_test_above", "--nocapture"])
             .env("LAUNCHER_TEST_REPORT", reports.flag())
             .env("LAUNCHER_TEST_API", api)
             .env("TMPDIR", temporary.path())
@@ -295,7 +271,7 @@ async fn the_server_and_its_files_go_with_a_parent_that_is_killed() {
             .unwrap();
         let pid = reports.next("pid").await.as_u64().unwrap();
         assert_eq!(files(), 1, "{api}");
-        kill(parent.id().into());
+        kill(parent.id());
         parent.wait().unwrap();
         is_gone(pid).await;
         assert_eq!(files(), 0, "{api}");
