@@ -11,7 +11,6 @@ use genset_backend_common::{
 };
 use genset_process::{Supervised, Supervision};
 use genset_wire::{GoAwayCode, RequestHead};
-use serde::Serialize;
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -19,6 +18,7 @@ use crate::config::SubprocessConfig;
 use crate::failure::ChildFailure;
 use crate::launch::{Launch, SMALL_WINDOW, head, terms};
 use crate::link::Link;
+use crate::messages::DrainRequest;
 use crate::outputs::Outputs;
 
 /// An engine that runs in its own process and speaks `docs/subprocess-protocol.md` over a socket.
@@ -53,12 +53,6 @@ struct Running {
     process: Supervised<Link>,
     /// The vocabulary size of every process: one with a different size must not serve.
     vocab_size: Option<NonZeroU32>,
-}
-
-/// The request of the endpoint `drain`.
-#[derive(Serialize)]
-struct DrainRequest {
-    deadline_ms: u64,
 }
 
 impl SubprocessEngine {

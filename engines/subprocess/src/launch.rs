@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{EngineConfig, EngineError, ProgressReporter, Role, StartContext};
+use genset_backend_common::{EngineConfig, EngineError, ProgressReporter, StartContext};
 use genset_process::{End, Process, Program, Started, Supervision, Terms};
 use genset_wire::RequestHead;
-use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -15,6 +14,7 @@ use crate::ending::{ended, settle};
 use crate::events::Sinks;
 use crate::failure::ChildFailure;
 use crate::link::Link;
+use crate::messages::{StartItem, StartRequest};
 use crate::process::spawn;
 use crate::tasks;
 
@@ -31,25 +31,6 @@ pub(crate) struct Launch {
     sinks: Sinks,
     progress: ProgressReporter,
     asked: StartRequest,
-}
-
-/// The request of the endpoint `start`.
-#[derive(Debug, Clone, Copy, Serialize)]
-struct StartRequest {
-    worker_id: u64,
-    role: Role,
-}
-
-/// An item of the endpoint `start`; the last one is the config.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum StartItem {
-    Progress {
-        stage: String,
-        #[serde(default)]
-        fraction: Option<f32>,
-    },
-    Config(Box<EngineConfig>),
 }
 
 /// The process's name in messages, and its time limits.

@@ -22,6 +22,7 @@ mod failure;
 mod launch;
 mod lines;
 mod link;
+mod messages;
 mod outputs;
 mod process;
 #[cfg(feature = "cli")]

@@ -22,8 +22,7 @@ use genset_backend_common::error::At;
 use genset_backend_common::handles::Load;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext, Role,
-    StartContext,
+    DrainContext, EngineError, GenerateRequest, LLMEngine, RequestContext, StartContext,
 };
 use genset_wire::{
     Cancel, Credit, Frame, FrameDecoder, FrameError, FrameKind, GoAway, GoAwayCode, Greeting,
@@ -31,8 +30,8 @@ use genset_wire::{
     decode_request, encode_payload,
 };
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -40,6 +39,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, timeout};
 use tokio_util::task::TaskTracker;
 
+use crate::messages::{DrainRequest, StartItem, StartRequest};
 use crate::process::FD_VARIABLE;
 
 /// The number of queued bytes above which answers wait.
@@ -197,28 +197,6 @@ struct Open {
     ctx: RequestContext,
     credit: Arc<Semaphore>,
     is_generate: bool,
-}
-
-#[derive(Deserialize)]
-struct StartRequest {
-    worker_id: u64,
-    #[serde(default)]
-    role: Role,
-}
-
-#[derive(Deserialize)]
-struct DrainRequest {
-    deadline_ms: u64,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum StartItem {
-    Progress {
-        stage: String,
-        fraction: Option<f32>,
-    },
-    Config(Box<EngineConfig>),
 }
 
 #[derive(Serialize)]
