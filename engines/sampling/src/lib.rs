@@ -5,7 +5,6 @@
 //!
 //! - [`Sampler`]: a request's options and its tokens so far; [`Sampler::sample`] chooses, [`Sampler::accept`] records, and
 //!   [`Sampler::accept_sampled`] also says whether the answer ends.
-//! - [`token_logprob`]: log probabilities of any token of any row, for those of a prompt.
 //! - [`TokenMask`]: the tokens that may come next.
 //! - [`guided`]: compiles a schema, a regular expression, choices or a grammar to masks.
 //!
@@ -43,7 +42,6 @@ mod sampler;
 mod select;
 
 pub use error::SampleError;
-pub use logprobs::{MIN_LOGPROB, token_logprob};
 pub use mask::TokenMask;
 pub use math::best_token;
 pub use sampler::{Sampled, Sampler};

@@ -8,22 +8,7 @@ use crate::math::{best, sum_exp};
 use crate::select::{Key, top_k};
 
 /// The reported value for a token of (almost) no probability, as OpenAI's: JSON has no minus infinity.
-pub const MIN_LOGPROB: f32 = -9999.0;
-
-/// The log probability of `token` and of the `top` most probable tokens, best first, ties by lowest id.
-///
-/// `logits: [vocab]`, raw. A `top` above the size of the vocabulary returns the whole vocabulary.
-///
-/// # Errors
-/// A logit is not a number or is plus infinity, or all are minus infinity.
-pub fn token_logprob(
-    logits: &[f32],
-    token: TokenId,
-    top: u32,
-) -> Result<TokenLogprob, SampleError> {
-    let row = Row::try_new(logits, top)?;
-    Ok(row.of(logit_of(logits, token)))
-}
+pub(crate) const MIN_LOGPROB: f32 = -9999.0;
 
 pub(crate) fn logit_of(logits: &[f32], token: TokenId) -> f32 {
     let place = usize::try_from(token).unwrap_or(usize::MAX);

@@ -20,12 +20,6 @@ impl TokenMask {
         Self { words, len }
     }
 
-    /// Allows everything.
-    #[must_use]
-    pub fn all(len: usize) -> Self {
-        Self::from_words(vec![u32::MAX; len.div_ceil(BITS)], len)
-    }
-
     /// Creates a mask from words of 32 bits, lowest id first. Missing words allow nothing, and bits past `len` are dropped.
     #[must_use]
     pub fn from_words(mut words: Vec<u32>, len: usize) -> Self {
@@ -109,7 +103,6 @@ mod tests {
     fn bits_past_the_vocabulary_are_dropped() {
         let mask = TokenMask::from_words(vec![u32::MAX; 9], 37);
         assert_eq!((mask.len(), mask.count()), (37, 37));
-        assert_eq!(mask, TokenMask::all(37));
         assert!(mask.allows(36) && !mask.allows(37) && !mask.allows(u32::MAX));
     }
 

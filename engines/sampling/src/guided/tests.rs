@@ -42,6 +42,17 @@ fn pieces() -> GuideFactory {
     GuideFactory::try_new(file.to_string().as_bytes(), size, &[PIECES_EOS]).unwrap()
 }
 
+/// `count` definitions. `definition` builds each from the reference to the next.
+pub(super) fn chain(count: usize, definition: impl Fn(Value) -> Value) -> Value {
+    let name = |at: usize| format!("d{at}");
+    let next = |at: usize| json!({"$ref": format!("#/$defs/d{}", at + 1)});
+    let mut definitions: serde_json::Map<String, Value> = (0..count)
+        .map(|at| (name(at), definition(next(at))))
+        .collect();
+    definitions.insert(name(count), json!({"type": "null"}));
+    json!({"$ref": "#/$defs/d0", "$defs": definitions})
+}
+
 /// The result of a walk.
 struct Walk {
     text: String,

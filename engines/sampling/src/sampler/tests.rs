@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use self::reference::Reference;
 use super::*;
-use crate::logprobs::{MIN_LOGPROB, token_logprob};
+use crate::logprobs::MIN_LOGPROB;
 
 const VOCAB: u32 = 80;
 
@@ -169,7 +169,6 @@ proptest! {
                 (f64::from(row[usize::try_from(token).unwrap()] - best) - total.ln()).max(f64::from(MIN_LOGPROB))
             };
             let found = sampled.logprob.unwrap();
-            prop_assert_eq!(&found, &token_logprob(&row, sampled.token, top).unwrap());
             prop_assert!((f64::from(found.logprob) - expected(sampled.token)).abs() < 1e-4);
             prop_assert_eq!(found.top.len(), usize::try_from(top.min(VOCAB)).unwrap());
             prop_assert!(found.top.iter().all(|at| (f64::from(at.logprob) - expected(at.token_id)).abs() < 1e-4));
@@ -325,7 +324,7 @@ fn rows_that_are_no_rows_are_named() {
     let changed = request(|request| request.sampling.logit_bias = [(1, -100.0)].into());
     let only_first = TokenMask::from_words(vec![1], 3);
     let nothing = TokenMask::none(3);
-    let wrong = TokenMask::all(4);
+    let wrong = TokenMask::none(4);
     for request in [plain, changed] {
         let mut sampler = Sampler::try_new(&request, 3, 0).unwrap();
         let mut fails = |row: [f32; 3], mask| sampler.sample(&mut row.to_vec(), mask).unwrap_err();

@@ -3,6 +3,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::super::limits::GuideLimits;
+use super::super::tests::chain;
 use super::check_lark;
 
 /// Checks on a stack like the compiler's.
@@ -17,17 +18,6 @@ fn check(schema: &Value) -> Result<(), String> {
 
 fn refusal(schema: &Value) -> String {
     check(schema).expect_err("over a limit")
-}
-
-/// `count` definitions. `definition` builds each from the reference to the next.
-fn chain(count: usize, definition: impl Fn(Value) -> Value) -> Value {
-    let name = |at: usize| format!("d{at}");
-    let next = |at: usize| json!({"$ref": format!("#/$defs/d{}", at + 1)});
-    let mut definitions: serde_json::Map<String, Value> = (0..count)
-        .map(|at| (name(at), definition(next(at))))
-        .collect();
-    definitions.insert(name(count), json!({"type": "null"}));
-    json!({"$ref": "#/$defs/d0", "$defs": definitions})
 }
 
 #[test]

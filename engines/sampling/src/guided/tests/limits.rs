@@ -3,7 +3,7 @@
 use genset_backend_common::{ErrorKind, GuidedDecoding};
 use serde_json::{Value, json};
 
-use super::{pieces, refusal, tiny_chat, token_of};
+use super::{chain, pieces, refusal, tiny_chat, token_of};
 use crate::guided::{Guide, GuideError, GuideFactory, GuideLimits};
 
 /// Masks do not explore every token that they allow, so an accepted token may reach a limit. That is the grammar's fault.
@@ -79,38 +79,10 @@ fn large_and_deep_grammars_are_refused() {
 #[test]
 fn exploding_grammars_are_bounded() {
     let factory = tiny_chat();
-    let references = |count: usize| {
-        let mut definitions = serde_json::Map::new();
-        for at in 0..count {
-            definitions.insert(
-                format!("d{at}"),
-                json!({"$ref": format!("#/$defs/d{}", at + 1)}),
-            );
-        }
-        definitions.insert(format!("d{count}"), json!({"type": "null"}));
-        json!({"$ref": "#/$defs/d0", "$defs": definitions})
-    };
-    let doubling = |levels: usize| {
-        let mut definitions = serde_json::Map::new();
-        for at in 0..levels {
-            let next = json!({"$ref": format!("#/$defs/d{}", at + 1)});
-            definitions.insert(format!("d{at}"), json!({"allOf": [next, next]}));
-        }
-        definitions.insert(format!("d{levels}"), json!({"type": "string"}));
-        json!({"$ref": "#/$defs/d0", "$defs": definitions})
-    };
+    let doubling = |next: Value| json!({"allOf": [next, next]});
     // 18,660 schemas deep, though none is nested deeper than 62 levels.
-    let deep_references = || {
-        let mut definitions = serde_json::Map::new();
-        for at in 0..622 {
-            let next = json!({"$ref": format!("#/$defs/d{}", at + 1)});
-            let nested = (0..30).fold(next, |inner, _| json!({"anyOf": [inner]}));
-            definitions.insert(format!("d{at}"), nested);
-        }
-        definitions.insert("d622".into(), json!({"type": "null"}));
-        json!({"$ref": "#/$defs/d0", "$defs": definitions})
-    };
-    let chain: String = (0..1900)
+    let deep = |next| (0..30).fold(next, |inner, _| json!({"anyOf": [inner]}));
+    let rules: String = (0..1900)
         .map(|at| format!("r{at}: r{}\n", at + 1))
         .collect();
     let cases = [
@@ -118,16 +90,16 @@ fn exploding_grammars_are_bounded() {
         GuidedDecoding::Regex("((a{0,100}){0,100}){0,100}b".into()),
         GuidedDecoding::Regex("(a|b)*a(a|b){60}".into()),
         GuidedDecoding::Regex(r"(.*a.*b.*c.*d.*e.*f){9}(\w{50,999}|\d{40,998}){5,500}".into()),
-        GuidedDecoding::JsonSchema(references(5000)),
-        GuidedDecoding::JsonSchema(doubling(40)),
-        GuidedDecoding::JsonSchema(deep_references()),
+        GuidedDecoding::JsonSchema(chain(5000, |next| next)),
+        GuidedDecoding::JsonSchema(chain(40, doubling)),
+        GuidedDecoding::JsonSchema(chain(622, deep)),
         GuidedDecoding::JsonSchema(
             json!({"type": "array", "minItems": 4_000_000, "items": {"type": "array", "minItems": 4_000_000}}),
         ),
         GuidedDecoding::JsonSchema(
             json!({"type": "string", "minLength": 100_000, "maxLength": 90_000_000}),
         ),
-        GuidedDecoding::Grammar(format!("start: r0\n{chain}r1900: \"x\"\n")),
+        GuidedDecoding::Grammar(format!("start: r0\n{rules}r1900: \"x\"\n")),
         GuidedDecoding::Grammar(
             "start: a{1,100000}\na: b{1,100000}\nb: \"x\" | \"y\" start".into(),
         ),
