@@ -11,17 +11,15 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    DrainContext, EngineError, GenerateRequest, LLMEngine, Output, RequestContext, Role,
-    StartContext, TokenId, async_trait,
+    DrainContext, EngineError, GenerateRequest, LLMEngine, RequestContext, Role, StartContext,
+    TokenId, async_trait,
     transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };
 use genset_engine_mocker::{MockerArgs, MockerEngine};
 use tokio::sync::Notify;
 
-use crate::common::{args, engine};
+use crate::common::{answer, args, engine};
 
 async fn started(role: Role, kv_transfers: KvTransfers, args: MockerArgs) -> MockerEngine {
     let engine = engine(args);
@@ -41,31 +39,10 @@ fn request(prompt_tokens: u32) -> GenerateRequest {
     request
 }
 
-async fn answer(engine: &MockerEngine, request: GenerateRequest) -> (Vec<TokenId>, Finished) {
-    let mut outputs = engine
-        .generate(request, RequestContext::new("r"))
-        .await
-        .unwrap();
-    let mut tokens = Vec::new();
-    loop {
-        match outputs.next().await.unwrap().unwrap() {
-            Output::Tokens(chunk) => tokens.extend(chunk.token_ids),
-            Output::Finished(finished) => {
-                tokens.extend(finished.last.token_ids.iter());
-                return (tokens, *finished);
-            }
-            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {
-                panic!("an answer without tokens")
-            }
-        }
-    }
-}
-
 /// The same request for a decode instance, with the blocks that a prefill instance computed.
 async fn prefilled(prefill: &MockerEngine, request: &GenerateRequest) -> GenerateRequest {
-    let (_, finished) = answer(prefill, request.clone()).await;
     let mut second = request.clone();
-    second.transfer = finished.transfer;
+    second.transfer = answer(prefill, second.clone()).await.finished.transfer;
     assert!(second.transfer.is_some());
     second
 }
@@ -79,12 +56,12 @@ async fn an_answer_whose_blocks_are_here_depends_on_nobody() {
     // Two full blocks and the last token.
     let asked = request(33);
     let first = prefilled(&prefill, &asked).await;
-    let (expected, _) = answer(&decode, first).await;
+    let expected = answer(&decode, first).await.tokens;
     let second = prefilled(&prefill, &asked).await;
     let deadline = Duration::from_millis(1);
     prefill.drain(DrainContext { deadline }).await.unwrap();
     prefill.cleanup().await.unwrap();
-    assert_eq!(answer(&decode, second).await.0, expected);
+    assert_eq!(answer(&decode, second).await.tokens, expected);
     decode.cleanup().await.unwrap();
 }
 
@@ -121,7 +98,7 @@ async fn a_fetch_ends_with_the_place_it_is_for() {
     let door = KvTransfers::new(3);
     door.connect(stuck.clone(), None);
     let decode = started(Role::Decode, door, few).await;
-    let (expected, _) = answer(&whole, request(100)).await;
+    let expected = answer(&whole, request(100)).await.tokens;
     let yields = prefilled(&prefill, &request(100)).await;
     let mut urgent = request(180);
     urgent.priority = 1;
@@ -131,8 +108,8 @@ async fn a_fetch_ends_with_the_place_it_is_for() {
         answer(&decode, urgent).await;
         stuck.fails.notify_one();
     };
-    let ((tokens, _), ()) = tokio::join!(answer(&decode, yields), urgent);
-    assert_eq!(tokens, expected);
+    let (answer, ()) = tokio::join!(answer(&decode, yields), urgent);
+    assert_eq!(answer.tokens, expected);
     for engine in [prefill, whole, decode] {
         engine.cleanup().await.unwrap();
     }

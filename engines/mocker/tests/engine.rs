@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use genset_backend_common::output::{Finished, Output};
+use genset_backend_common::output::Output;
 use genset_backend_common::{
     DrainContext, ErrorKind, GenerateRequest, LLMEngine, RequestContext, StartContext, TokenId,
 };
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use tokio::time::Instant;
 
-use crate::common::{args, engine};
+use crate::common::{Answer, answer, args, engine};
 
 async fn started(args: MockerArgs) -> (MockerEngine, StartContext) {
     let (engine, start) = (engine(args), StartContext::detached(1));
@@ -38,42 +38,6 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
     let mut request = GenerateRequest::from_tokens("m", prompt);
     request.stop.max_tokens = Some(max_tokens);
     request
-}
-
-/// The result of a request, and when it came, in milliseconds since it was sent.
-#[derive(Debug)]
-struct Answer {
-    tokens: Vec<TokenId>,
-    at_ms: Vec<u128>,
-    finished: Finished,
-}
-
-async fn answer(engine: &MockerEngine, request: GenerateRequest) -> Answer {
-    let began = Instant::now();
-    let mut outputs = engine
-        .generate(request, RequestContext::new("r"))
-        .await
-        .unwrap();
-    let (mut tokens, mut at_ms) = (Vec::new(), Vec::new());
-    loop {
-        let chunk = match outputs.next().await.unwrap().unwrap() {
-            Output::Tokens(chunk) => chunk,
-            Output::Finished(finished) => {
-                tokens.extend(finished.last.token_ids.iter());
-                at_ms.resize(tokens.len(), began.elapsed().as_millis());
-                return Answer {
-                    tokens,
-                    at_ms,
-                    finished: *finished,
-                };
-            }
-            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {
-                panic!("an answer without tokens")
-            }
-        };
-        tokens.extend(chunk.token_ids);
-        at_ms.resize(tokens.len(), began.elapsed().as_millis());
-    }
 }
 
 #[tokio::test(start_paused = true)]
