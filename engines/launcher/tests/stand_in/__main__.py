@@ -176,12 +176,7 @@ class Stand:
                 data = f"data: {json.dumps(DEAD_INSIDE)}\n\n".encode()
             elif fault == "odd-token" and sent == 3:
                 data = data.replace(b'_ids": [', b'_ids": [5000, ', 1)
-            if fault == "split":
-                for byte in data:
-                    chunk(bytes([byte]))
-                    await asyncio.sleep(0)
-            else:
-                chunk(data)
+            chunk(data)
             await writer.drain()
 
         work = asyncio.ensure_future(self.api.answer(path, headers, body, pace, send))

@@ -19,9 +19,9 @@ def decoded(data):
         raise bad_request(f"not base64: {error}") from error
 
 
-def read(messages, tools):
-    """The prompt's tokens, including one per tool, and the number of tokens of each kind of medium."""
-    prompt, counts = [1 + len(tool["function"]["name"]) for tool in tools], {}
+def read(messages):
+    """The prompt's tokens, and the number of tokens of each kind of medium."""
+    prompt, counts = [], {}
     for message in messages:
         content = message["content"]
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -52,11 +52,8 @@ def usage_of(prompt, generated, details=None):
 
 
 async def vllm(answer, headers, body, pace, send):
-    """Answers a chat like vLLM 0.32.0, by a completion of the prompt. It shows the model the tools for every tool choice."""
-    tools = body.get("tools", [])
-    if tools and body.get("tool_choice", "auto") == "auto":
-        raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
-    prompt, counts = read(body["messages"], tools)
+    """Answers a chat like vLLM 0.32.0, by a completion of the prompt."""
+    prompt, counts = read(body["messages"])
     asked = {**body, "prompt": prompt}
     asked["logprobs"] = body.get("top_logprobs", 0) if body.get("logprobs") else None
     given = 0
@@ -87,11 +84,10 @@ NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed":
 
 
 async def sglang(answer, is_incremental, headers, body, pace, send):
-    """Answers a chat like SGLang 0.5.23: with text, without tokens. For the choice "none" it hides the tools from the model."""
+    """Answers a chat like SGLang 0.5.23: with text, without tokens."""
     if body.get("return_token_ids"):
         raise bad_request("return_token_ids is not supported with streaming on /v1/chat/completions.")
-    tools = [] if body.get("tool_choice") == "none" else body.get("tools", [])
-    prompt, counts = read(body["messages"], tools)
+    prompt, counts = read(body["messages"])
     params = {NAMES.get(name, name): value for name, value in body.items()}
     if "response_format" in body:
         params["json_schema"] = body["response_format"]["json_schema"]["schema"]
