@@ -8,21 +8,28 @@
 
 mod common;
 
+use std::sync::Arc;
+
+use common::{Bytes, script};
+use genset_conformance::Subject;
+use genset_engine_scripted::ScriptedEngine;
+
+/// An engine that answers everything with a pangram, at a given pace.
+fn engine(pace: &str) -> ScriptedEngine {
+    let text = "The quick brown fox jumps over the lazy dog.";
+    ScriptedEngine::from_script(script(&format!("[[reply]]\n{pace}\ntext = '{text}'")))
+}
+
+fn engine_of_tokens(pace: &str) -> Subject {
+    Subject::new(engine(pace).with_vocabulary(Arc::new(Bytes), 2048))
+}
+
 /// With a vocabulary, the engine takes the kit's tokens directly.
 mod tokens {
-    use std::sync::Arc;
-
     use genset_conformance::{Scenario, Subject, Verdict, find, run_check, suite};
-    use genset_engine_scripted::ScriptedEngine;
-
-    use crate::common::{Bytes, script};
-
-    const PANGRAM: &str =
-        "[[reply]]\ntoken_ms = 1\ntext = 'The quick brown fox jumps over the lazy dog.'";
 
     fn engine() -> Subject {
-        let engine = ScriptedEngine::from_script(script(PANGRAM));
-        Subject::new(engine.with_vocabulary(Arc::new(Bytes), 2048))
+        super::engine_of_tokens("token_ms = 1")
     }
 
     suite!(|_: &Scenario| engine());
@@ -37,22 +44,11 @@ mod tokens {
 
 /// The engine takes tokens and sends several in a chunk.
 mod chunks_of_tokens {
-    use std::sync::Arc;
+    use genset_conformance::{Scenario, suite};
 
-    use genset_conformance::{Scenario, Subject, suite};
-    use genset_engine_scripted::ScriptedEngine;
-
-    use crate::common::{Bytes, script};
-
-    const PANGRAM: &str = "[[reply]]\nfirst_token_ms = 20\ntoken_ms = 1\nchunk_chars = 3\n\
-        text = 'The quick brown fox jumps over the lazy dog.'";
-
-    fn engine() -> Subject {
-        let engine = ScriptedEngine::from_script(script(PANGRAM));
-        Subject::new(engine.with_vocabulary(Arc::new(Bytes), 2048))
-    }
-
-    suite!(|_: &Scenario| engine());
+    suite!(|_: &Scenario| super::engine_of_tokens(
+        "first_token_ms = 20\ntoken_ms = 1\nchunk_chars = 3"
+    ));
 }
 
 /// Without a vocabulary, the engine takes text, and so the kit sends text.
@@ -60,13 +56,8 @@ mod text {
     use genset_conformance::{Scenario, SkipReason, Verdict, run_conformance, suite};
     use genset_engine_scripted::ScriptedEngine;
 
-    use crate::common::script;
-
-    const PANGRAM: &str = "[[reply]]\nfirst_token_ms = 20\ntoken_ms = 1\n\
-        text = 'The quick brown fox jumps over the lazy dog.'";
-
     fn engine() -> ScriptedEngine {
-        ScriptedEngine::from_script(script(PANGRAM))
+        super::engine("first_token_ms = 20\ntoken_ms = 1")
     }
 
     suite!(|_: &Scenario| engine());
