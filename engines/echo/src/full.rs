@@ -58,7 +58,7 @@ impl LLMEngine for EchoFull {
                 ));
             }
         };
-        let words = words_of(&text);
+        let words = words(&text);
         let prompt_tokens = u32::try_from(words.len()).unwrap_or(u32::MAX);
         let room = room(prompt_tokens)?;
         let (stop, delay) = (request.stop, self.delay);
@@ -101,9 +101,9 @@ fn room(prompt_tokens: u32) -> Result<u32, EngineError> {
 }
 
 /// Words, each with the white space before it. Trailing white space is a word of its own.
-fn words(text: &str) -> impl Iterator<Item = &str> {
+fn words(text: &str) -> Vec<String> {
     let mut rest = text;
-    std::iter::from_fn(move || {
+    let words = std::iter::from_fn(|| {
         let word_start = rest
             .find(|c: char| !c.is_whitespace())
             .unwrap_or(rest.len());
@@ -111,13 +111,9 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         let word_end = word_start + tail.find(char::is_whitespace).unwrap_or(tail.len());
         let (word, after) = rest.split_at_checked(word_end)?;
         rest = after;
-        (!word.is_empty()).then_some(word)
-    })
-}
-
-/// As [`words`], but owned, so that they may be held across an await.
-fn words_of(text: &str) -> Vec<String> {
-    words(text).map(str::to_owned).collect()
+        (!word.is_empty()).then(|| word.to_owned())
+    });
+    words.collect()
 }
 
 /// The text of the last message with the role `user`: a string, or the text parts of a list.
