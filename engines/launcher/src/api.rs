@@ -21,6 +21,7 @@ use genset_backend_common::{
     config::InputKind, request::MediaKind,
 };
 use serde_json::{Map, Value};
+use text::{Flavor, Text};
 
 pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 pub(crate) use llama::{Llama, PAST_LIMIT as LLAMA_PAST_LIMIT};
@@ -195,9 +196,9 @@ pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Ap
             config.extra.as_ref(),
         )),
         Dialect::Sglang => Arc::new(sglang::Sglang::new(config.extra.as_ref(), media)),
-        Dialect::LlamaServer if is_text => Arc::new(text::Text::llama_server()),
+        Dialect::LlamaServer if is_text => Arc::new(Text::new(Flavor::LlamaServer)),
         Dialect::LlamaServer => Arc::new(Llama::default()),
-        Dialect::LlamaCppPython if is_text => Arc::new(text::Text::llama_cpp_python()),
+        Dialect::LlamaCppPython if is_text => Arc::new(Text::new(Flavor::LlamaCppPython)),
         Dialect::LlamaCppPython => {
             let problem = "llama_cpp.server takes text only; leave the folder with the tokenizer out, or install llama-server";
             return Err(EngineError::unsupported("--model-config", problem));

@@ -21,7 +21,7 @@ use super::{Api, Call, End, Facts, Reader, Step, biases, unreadable};
 use crate::http::{Client, HttpError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Flavor {
+pub(super) enum Flavor {
     LlamaServer,
     LlamaCppPython,
 }
@@ -35,15 +35,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    pub(super) fn llama_server() -> Self {
-        Self::new(Flavor::LlamaServer)
-    }
-
-    pub(super) fn llama_cpp_python() -> Self {
-        Self::new(Flavor::LlamaCppPython)
-    }
-
-    fn new(flavor: Flavor) -> Self {
+    pub(super) fn new(flavor: Flavor) -> Self {
         let cache = PromptCache::default();
         Self { flavor, cache }
     }
