@@ -1,8 +1,6 @@
 //! Answers that another instance began, continued by stand-in servers as longer prompts.
 
-use genset_backend_common::{
-    ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, StartContext,
-};
+use genset_backend_common::{FinishReason, GenerateRequest, LLMEngine, StartContext};
 use genset_engine_launcher::LauncherEngine;
 use serde_json::json;
 
@@ -52,41 +50,4 @@ async fn every_api_goes_on_behind_the_tokens_of_another_instance() {
         assert_eq!(sent["body"][field], json!(prompt), "{api}");
         engine.cleanup().await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn what_counts_on_the_answer_so_far_is_refused_by_name() {
-    type Ask = fn(&mut GenerateRequest);
-    let asks: [(&str, Ask); 3] = [
-        ("a seed", |r| r.sampling.seed = Some(7)),
-        ("penalty", |r| r.sampling.frequency_penalty = Some(0.5)),
-        ("a grammar", |r| {
-            r.guided = Some(GuidedDecoding::JsonObject.into());
-        }),
-    ];
-    let engine = LauncherEngine::new(config("vllm", &[]));
-    let declared = engine.start(StartContext::detached(1)).await.unwrap();
-    for (word, ask) in asks {
-        let mut begun = resumed(&[100], 4);
-        ask(&mut begun);
-        let error = declared.check(&begun).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert_eq!(error.at().map(|at| at.name()), Some("resumed_tokens"));
-        assert!(error.message().contains(word), "{error}");
-        begun.resumed_tokens = 0;
-        declared.check(&begun).unwrap();
-    }
-    engine.cleanup().await.unwrap();
-}
-
-/// The server builds their prompt.
-#[tokio::test]
-async fn servers_of_text_take_nothing_on() {
-    let mut of_text = config("llama", &[]);
-    of_text.input = genset_engine_launcher::ServerInput::Text;
-    let engine = LauncherEngine::new(of_text);
-    let declared = engine.start(StartContext::detached(1)).await.unwrap();
-    let can = &declared.capabilities;
-    assert!(!can.resume_as_prompt && !can.resume);
-    engine.cleanup().await.unwrap();
 }

@@ -428,3 +428,10 @@ fn chats_and_texts_go_to_their_paths() {
         "/v1/completions"
     );
 }
+
+/// The server builds their prompt.
+#[test]
+fn servers_of_text_take_nothing_on() {
+    let can = api(Dialect::LlamaCppPython).capabilities();
+    assert!(!can.resume_as_prompt && !can.resume);
+}
