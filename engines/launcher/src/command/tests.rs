@@ -16,6 +16,15 @@ fn config(kind: ServerKind) -> LauncherConfig {
     LauncherConfig::new(kind, "/m/model", input)
 }
 
+/// With extra arguments.
+fn extra(kind: ServerKind, text: &str) -> LauncherConfig {
+    let extra = Some(ExtraArgs::in_test(text));
+    LauncherConfig {
+        extra,
+        ..config(kind)
+    }
+}
+
 fn line(config: &LauncherConfig, dialect: Dialect) -> String {
     let plan = Plan::new(config, dialect).unwrap();
     format!("{} {}", plan.program.display(), plan.args(8000).join(" "))
@@ -174,9 +183,7 @@ fn extra_arguments_become_flags_in_each_programs_way() {
         ),
     ];
     for (dialect, expected) in cases {
-        let mut config = config(dialect.kind());
-        config.extra = Some(ExtraArgs::in_test(text));
-        let said = line(&config, dialect);
+        let said = line(&extra(dialect.kind(), text), dialect);
         let mut found: Vec<&str> = said.split(" --").collect();
         found.sort_unstable();
         for flag in expected.trim_start_matches("--").split(" --") {
@@ -191,8 +198,7 @@ fn extra_arguments_become_flags_in_each_programs_way() {
 
 #[test]
 fn tensorrt_llm_gets_the_file_itself() {
-    let mut config = config(ServerKind::Trtllm);
-    config.extra = Some(ExtraArgs::in_test("backend: pytorch"));
+    let config = extra(ServerKind::Trtllm, "backend: pytorch");
     let expected = format!("--extra_llm_api_options {}", absolute("extra.yaml"));
     assert!(line(&config, Dialect::Trtllm).contains(&expected));
 }
@@ -211,9 +217,8 @@ fn what_the_file_and_a_flag_both_say_is_named() {
         ),
     ];
     for (kind, text, key) in cases {
-        let mut config = config(kind);
+        let mut config = extra(kind, text);
         (config.context_length_tokens, config.tensor_parallel_size) = (Some(4096), Some(2));
-        config.extra = Some(ExtraArgs::in_test(text));
         let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
         assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
         assert!(error.message().contains(key), "{error}");
@@ -237,9 +242,7 @@ fn the_key_is_ours_to_set() {
         (Dialect::LlamaCppPython, "api_key: x"),
     ];
     for (dialect, text) in cases {
-        let mut config = config(dialect.kind());
-        config.extra = Some(ExtraArgs::in_test(text));
-        let error = Plan::new(&config, dialect).unwrap_err();
+        let error = Plan::new(&extra(dialect.kind(), text), dialect).unwrap_err();
         assert!(error.message().contains("genset sets it"), "{error}");
     }
 }
@@ -248,8 +251,7 @@ fn the_key_is_ours_to_set() {
 #[test]
 fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
     for key in ["tool-call-parser", "tool_call_parser"] {
-        let mut config = config(ServerKind::Sglang);
-        config.extra = Some(ExtraArgs::in_test(&format!("{key}: qwen25")));
+        let config = extra(ServerKind::Sglang, &format!("{key}: qwen25"));
         let error = Plan::new(&config, Dialect::Sglang).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
@@ -258,8 +260,7 @@ fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
         }
     }
     // Requests tell vLLM to parse no calls, whatever it was started with.
-    let mut vllm = config(ServerKind::Vllm);
-    vllm.extra = Some(ExtraArgs::in_test("tool-call-parser: hermes"));
+    let vllm = extra(ServerKind::Vllm, "tool-call-parser: hermes");
     assert!(line(&vllm, Dialect::Vllm).contains("--tool-call-parser hermes"));
 }
 
@@ -267,8 +268,7 @@ fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
 #[test]
 fn a_name_that_no_request_has_is_refused() {
     for kind in [ServerKind::Vllm, ServerKind::Sglang] {
-        let mut config = config(kind);
-        config.extra = Some(ExtraArgs::in_test(r#"{"served_model_name": "x"}"#));
+        let config = extra(kind, r#"{"served_model_name": "x"}"#);
         let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
         for part in ["served_model_name", "leave it out", "--model-name"] {
             assert!(error.message().contains(part), "{error}");
@@ -279,8 +279,7 @@ fn a_name_that_no_request_has_is_refused() {
 /// The server is asked for its load every second, so it would never be idle.
 #[test]
 fn a_sleep_that_would_never_come_is_refused() {
-    let mut config = config(ServerKind::LlamaCpp);
-    config.extra = Some(ExtraArgs::in_test("sleep-idle-seconds: 600"));
+    let config = extra(ServerKind::LlamaCpp, "sleep-idle-seconds: 600");
     let error = Plan::new(&config, Dialect::LlamaServer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     for part in ["sleep-idle-seconds", "would never sleep", "leave it out"] {
@@ -290,11 +289,8 @@ fn a_sleep_that_would_never_come_is_refused() {
 
 #[test]
 fn a_default_of_ours_gives_way_to_the_file() {
-    let mut config = config(ServerKind::Vllm);
-    config.extra = Some(ExtraArgs::in_test(
-        "uvicorn_log_level: debug\nno-enable-prompt-tokens-details: true",
-    ));
-    let said = line(&config, Dialect::Vllm);
+    let text = "uvicorn_log_level: debug\nno-enable-prompt-tokens-details: true";
+    let said = line(&extra(ServerKind::Vllm, text), Dialect::Vllm);
     assert!(
         said.contains("--uvicorn-log-level debug") && !said.contains("warning"),
         "{said}"
