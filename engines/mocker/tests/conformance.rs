@@ -101,8 +101,10 @@ mod unusual {
 
     use super::{args, probed};
 
-    fn is_conformant(args: &MockerArgs, vocab_size: u32) {
-        is_conformant_by(&Options::default(), args, vocab_size, 4096);
+    fn is_conformant(change: fn(&mut MockerArgs)) {
+        let mut args = args();
+        change(&mut args);
+        is_conformant_by(&Options::default(), &args, 1000, 4096);
     }
 
     fn is_conformant_by(options: &Options, args: &MockerArgs, vocab_size: u32, context: u32) {
@@ -125,44 +127,30 @@ mod unusual {
 
     #[test]
     fn one_seat() {
-        let args = MockerArgs {
-            max_num_seqs: 1,
-            ..args()
-        };
-        is_conformant(&args, 1000);
+        is_conformant(|args| args.max_num_seqs = 1);
     }
 
     #[test]
     fn two_seats() {
-        let args = MockerArgs {
-            max_num_seqs: 2,
-            ..args()
-        };
-        is_conformant(&args, 1000);
+        is_conformant(|args| args.max_num_seqs = 2);
     }
 
     #[test]
     fn a_vocabulary_of_ten() {
-        is_conformant(&args(), 10);
+        is_conformant_by(&Options::default(), &args(), 10, 4096);
     }
 
     #[test]
     fn blocks_of_32() {
-        let args = MockerArgs {
-            block_size: 32,
-            ..args()
-        };
-        is_conformant(&args, 1000);
+        is_conformant(|args| args.block_size = 32);
     }
 
     #[test]
     fn a_fifth_of_a_second_for_a_token() {
-        let args = MockerArgs {
-            prefill_ms: TimeModel::constant(200.0),
-            decode_ms: TimeModel::constant(200.0),
-            ..args()
-        };
-        is_conformant(&args, 1000);
+        is_conformant(|args| {
+            args.prefill_ms = TimeModel::constant(200.0);
+            args.decode_ms = TimeModel::constant(200.0);
+        });
     }
 
     #[test]
