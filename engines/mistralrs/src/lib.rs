@@ -124,11 +124,6 @@ impl Model {
 
     async fn sequence(&self, request: GenerateRequest) -> Result<Sequence, EngineError> {
         let max_tokens = request.max_tokens(self.context_length);
-        if max_tokens == 0 {
-            let problem = format!("fills the context of {} tokens", self.context_length);
-            return Err(EngineError::new(ErrorKind::ContextLengthExceeded, problem)
-                .with_at(RequestField::Prompt));
-        }
         let seed = RandomState::new().build_hasher().finish();
         let sampler = Sampler::try_new(&request, self.vocab_size, seed)?;
         let guide = self.guide(&request).await?;
