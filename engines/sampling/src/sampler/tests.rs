@@ -191,13 +191,18 @@ fn request(set: impl FnOnce(&mut GenerateRequest)) -> GenerateRequest {
     request
 }
 
+fn next(sampler: &mut Sampler, row: &[f32], mask: Option<&TokenMask>) -> TokenId {
+    let token = sampler.sample(&mut row.to_vec(), mask).unwrap().token;
+    sampler.accept(token);
+    token
+}
+
 /// The frequency of each token in `count` draws on the same row.
 fn counts(request: &GenerateRequest, row: &[f32], count: usize) -> BTreeMap<TokenId, f64> {
     let mut sampler = Sampler::try_new(request, row.len(), 0).unwrap();
     let mut counts = BTreeMap::new();
     for _ in 0..count {
-        let token = sampler.sample(&mut row.to_vec(), None).unwrap().token;
-        sampler.accept(token);
+        let token = next(&mut sampler, row, None);
         *counts.entry(token).or_insert(0.0) += 1.0;
     }
     counts
@@ -264,13 +269,12 @@ fn large_rows_agree_with_the_reference_too() {
         let reference = Reference::new(&request, &[], &row, None).unwrap();
         let mut sampler = Sampler::try_new(&request, row.len(), 0).unwrap();
         for position in 0..20 {
-            let token = sampler.sample(&mut row.clone(), None).unwrap().token;
+            let token = next(&mut sampler, &row, None);
             assert!(
                 reference.draws(uniform(11, position), token),
                 "{:?}",
                 request.sampling
             );
-            sampler.accept(token);
         }
     }
 }
@@ -281,12 +285,8 @@ fn seeds_and_positions_alone_decide() {
     let draw = |seed: Option<u64>, fallback: u64| {
         let request = request(|request| request.sampling.seed = seed);
         let mut sampler = Sampler::try_new(&request, row.len(), fallback).unwrap();
-        let next = |_| {
-            let token = sampler.sample(&mut row.to_vec(), None).unwrap().token;
-            sampler.accept(token);
-            token
-        };
-        (0..20).map(next).collect::<Vec<_>>()
+        let tokens = (0..20).map(|_| next(&mut sampler, &row, None));
+        tokens.collect::<Vec<_>>()
     };
     assert_eq!(draw(Some(1), 5), draw(Some(1), 6));
     assert_eq!(draw(None, 1), draw(Some(1), 6));
@@ -403,9 +403,8 @@ fn extreme_values_stay_in_bounds() {
             [1e30, 1e30, -1e30, -1e30],
             [f32::NEG_INFINITY, 0.0, 0.0, 0.0],
         ] {
-            let token = sampler.sample(&mut row.clone(), None).unwrap().token;
+            let token = next(&mut sampler, &row, None);
             assert!(row[usize::try_from(token).unwrap()] > f32::NEG_INFINITY);
-            sampler.accept(token);
         }
     }
 }
@@ -427,12 +426,8 @@ fn stop_tokens_wait_for_min_tokens() {
     let row = [3.0, 2.0, 1.0];
     let first_three = |request: &GenerateRequest, mask: Option<&TokenMask>| {
         let mut sampler = Sampler::try_new(request, 3, 0).unwrap();
-        let next = |_| {
-            let token = sampler.sample(&mut row.clone(), mask).unwrap().token;
-            sampler.accept(token);
-            token
-        };
-        (0..3).map(next).collect::<Vec<_>>()
+        let tokens = (0..3).map(|_| next(&mut sampler, &row, mask));
+        tokens.collect::<Vec<_>>()
     };
     assert_eq!(first_three(&request(false), None), [2, 2, 0]);
     assert_eq!(first_three(&request(true), None), [1, 1, 0]);
