@@ -45,7 +45,7 @@ fn deep(levels: usize, filler: &str) -> Value {
 fn large_and_deep_grammars_are_refused() {
     let factory = pieces();
     let limits = factory.limits().clone();
-    let schema = |value| refusal(&factory, &GuidedDecoding::JsonSchema(value)).1;
+    let schema = |value| refusal(&factory, &GuidedDecoding::JsonSchema(value));
     // A megabyte: too long and too deep; either error may come first.
     let megabyte = schema(deep(1000, &"x".repeat(1000)));
     assert!(
@@ -54,7 +54,7 @@ fn large_and_deep_grammars_are_refused() {
     );
     assert!(schema(deep(200, "")).contains("deeper"));
     assert!(schema(deep(2, &"x".repeat(limits.source_bytes))).contains("longer"));
-    let other = |guided: GuidedDecoding| refusal(&factory, &guided).1;
+    let other = |guided: GuidedDecoding| refusal(&factory, &guided);
     let pattern = "a".repeat(limits.expression_bytes + 1);
     assert!(schema(json!({"type": "string", "pattern": pattern})).contains("patterns"));
     assert!(schema(json!({"patternProperties": {pattern.clone(): true}})).contains("patterns"));
