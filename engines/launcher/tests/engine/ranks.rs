@@ -20,10 +20,10 @@ fn prompt() -> Vec<u32> {
 }
 
 /// Sends a request to a rank; returns the number of prompt tokens found in its cache.
-async fn ask(engine: &LauncherEngine, rank: Option<u32>) -> Result<Option<u32>, EngineError> {
+async fn ask(engine: &LauncherEngine, rank: u32) -> Result<Option<u32>, EngineError> {
     let mut request = GenerateRequest::from_tokens("m", prompt());
     request.stop.max_tokens = Some(2);
-    request.data_parallel_rank = rank;
+    request.data_parallel_rank = Some(rank);
     let ctx = RequestContext::new("r");
     let finished = read(engine.generate(request, ctx).await?).await.end?;
     Ok(finished.usage.cached_tokens)
@@ -68,17 +68,17 @@ async fn a_rank_that_is_named_serves_and_tells_of_its_cache() {
     let mut expected = hash_blocks(None, &prompt(), BLOCK_SIZE);
     expected.sort();
     let ranks = [0, 1].map(|rank| kv_events.known_rank(rank).unwrap());
-    assert_eq!(ask(&engine, Some(1)).await.unwrap(), Some(0));
+    assert_eq!(ask(&engine, 1).await.unwrap(), Some(0));
     let asked = reports.next("request").await;
     assert_eq!(asked["headers"]["x-data-parallel-rank"], "1");
     until(&ranks[1], &expected).await;
     until(&kv_events, &expected).await;
     assert_eq!(blocks(&ranks[0]), []);
-    assert_eq!(ask(&engine, Some(1)).await.unwrap(), Some(64));
-    assert_eq!(ask(&engine, Some(0)).await.unwrap(), Some(0));
+    assert_eq!(ask(&engine, 1).await.unwrap(), Some(64));
+    assert_eq!(ask(&engine, 0).await.unwrap(), Some(0));
     until(&ranks[0], &expected).await;
     assert_eq!(blocks(&kv_events), expected);
-    let error = ask(&engine, Some(2)).await.unwrap_err();
+    let error = ask(&engine, 2).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     engine.cleanup().await.unwrap();
     assert_eq!(blocks(&kv_events), []);
@@ -109,7 +109,7 @@ async fn sglang_gets_the_rank_in_the_body_and_its_events_are_not_followed() {
     assert_eq!(declared.data_parallel_size, 2);
     assert!(!declared.capabilities.kv_events && !declared.capabilities.kv_ranks);
     assert_eq!(declared.kv_total_blocks, Some(2 * 131_072));
-    ask(&engine, Some(1)).await.unwrap();
+    ask(&engine, 1).await.unwrap();
     let asked = reports.next("request").await;
     assert_eq!(asked["body"]["routed_dp_rank"], 1);
     engine.cleanup().await.unwrap();
