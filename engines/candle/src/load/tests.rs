@@ -152,6 +152,13 @@ fn relative_error(a: &[f32], b: &[f32]) -> f32 {
     (error / square(&mut a.iter().copied())).sqrt()
 }
 
+/// The offset in a GGUF file of what follows a key and its type, or a tensor's name and the number of its sizes.
+fn place_of(file: &[u8], key: &str) -> usize {
+    let mut windows = file.windows(key.len());
+    let found = windows.position(|window| window == key.as_bytes());
+    found.unwrap() + key.len() + 4
+}
+
 fn open_error(path: &Path) -> LoadError {
     OpenModel::open(path).unwrap_err()
 }

@@ -13,7 +13,7 @@ use crate::load::tensors::bytes_of;
 use crate::model::WeightType::{self, Candle};
 
 /// `GGUF`.
-pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// More metadata entries, or tensors, than any model has.
 const MAX_ENTRIES: u64 = 1 << 17;

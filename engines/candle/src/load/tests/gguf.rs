@@ -1,8 +1,9 @@
 //! GGUF files that are broken, cut short, or of kinds that are not supported.
 
+use candle_core::Tensor;
 use proptest::prelude::*;
 
-use super::write::{Entry, FloatType, Info, encode, write_gguf};
+use super::write::{Entry, GgmlDType, QTensor, encode, f32s, i32s, text, texts, write_gguf};
 use super::*;
 use crate::load::gguf::header::{Header, Value};
 
@@ -11,7 +12,7 @@ fn small() -> (Vec<u8>, usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let open = OpenModel::open(&reference("qwen3")).unwrap();
-    write_gguf(&open, &path, FloatType::F16).unwrap();
+    write_gguf(&open, &path, GgmlDType::F16);
     let bytes = fs::read(&path).unwrap();
     let header = Header::parse(&bytes).unwrap();
     let start = header
@@ -45,7 +46,7 @@ fn only(entries: Vec<(String, Entry)>) -> Vec<u8> {
 }
 
 fn architecture(name: &str) -> (String, Entry) {
-    entry("general.architecture", Entry::Text(name.into()))
+    entry("general.architecture", text(name))
 }
 
 #[test]
@@ -69,7 +70,7 @@ fn counts_are_checked_before_anything_is_allocated() {
     assert!(with(u64::MAX, 0).contains("18446744073709551615 tensors"));
     assert!(with(0, 1 << 40).contains("1099511627776 metadata entries"));
     // An array of four billion numbers in a file of a hundred bytes.
-    let mut bytes = only(vec![entry("a", Entry::I32s(vec![7; 3]))]);
+    let mut bytes = only(vec![entry("a", i32s(&[7; 3]))]);
     let place = 8 + 16 + 8 + 1 + 4 + 4;
     bytes[place..place + 8].copy_from_slice(&u64::from(u32::MAX).to_le_bytes());
     assert!(
@@ -78,7 +79,7 @@ fn counts_are_checked_before_anything_is_allocated() {
         refused(&bytes)
     );
     // A string as long as memory.
-    let mut bytes = only(vec![entry("a", Entry::Text("b".into()))]);
+    let mut bytes = only(vec![entry("a", text("b"))]);
     let place = 8 + 16 + 8 + 1 + 4;
     bytes[place..place + 8].copy_from_slice(&(u64::MAX / 2).to_le_bytes());
     assert!(refused(&bytes).contains("within its header"));
@@ -119,21 +120,32 @@ fn alignments_that_make_no_sense_are_refused() {
 
 #[test]
 fn tensors_must_lie_in_the_file() {
-    let place = |shape: &[usize], dtype| {
-        let info = Info {
-            name: "token_embd.weight",
-            dtype,
-            shape,
-            bytes: 0,
-        };
-        refused(&encode(&[architecture("llama")], &[info]))
+    let name = "token_embd.weight";
+    let zeros = Tensor::zeros((4, 4), DType::F32, &Device::Cpu).unwrap();
+    let tensor = QTensor::quantize(&zeros, GgmlDType::F32).unwrap();
+    let whole = encode(&[architecture("llama")], &[(name.to_owned(), tensor)]);
+    let error = refused(&whole[..whole.len() - 1]);
+    assert!(
+        error.contains("tensor token_embd.weight ends at byte"),
+        "{error}"
+    );
+    // The sizes, the last one first, and the type.
+    let declared = |sizes: [u64; 2], dtype: u32| {
+        let mut bytes = whole.clone();
+        let place = place_of(&bytes, name);
+        let declared = [
+            sizes.map(u64::to_le_bytes).as_flattened(),
+            &dtype.to_le_bytes(),
+        ]
+        .concat();
+        bytes[place..place + declared.len()].copy_from_slice(&declared);
+        refused(&bytes)
     };
-    assert!(place(&[4, 4], 0).contains("tensor token_embd.weight ends at byte"));
-    for shape in [[usize::MAX, usize::MAX], [usize::MAX / 4, 4]] {
-        assert!(place(&shape, 0).contains("which makes no sense"));
+    for sizes in [[u64::MAX, u64::MAX], [4, u64::MAX / 4]] {
+        assert!(declared(sizes, 0).contains("which makes no sense"));
     }
     // Half a block.
-    assert!(place(&[2, 16], 8).contains("which makes no sense"));
+    assert!(declared([16, 2], 8).contains("which makes no sense"));
 }
 
 #[test]
@@ -157,28 +169,20 @@ fn variants_that_would_be_computed_wrongly_are_refused() {
         error.contains("mamba is not supported; supported are llama, qwen2"),
         "{error}"
     );
-    let error = of("llama", "llama.embedding_length", Entry::Text("x".into()));
+    let error = of("llama", "llama.embedding_length", text("x"));
     assert!(
         error.contains("llama.embedding_length: is no size"),
         "{error}"
     );
-    let error = of(
-        "llama",
-        "llama.attention.head_count",
-        Entry::I32s(vec![4, 8]),
-    );
+    let error = of("llama", "llama.attention.head_count", i32s(&[4, 8]));
     assert!(error.contains("embedding_length: missing"), "{error}");
 }
 
 #[test]
 fn a_tensor_of_an_unknown_type_is_named() {
-    let (mut bytes, header_end) = small();
-    let name = b"blk.0.ffn_up.weight";
-    let at = bytes[..header_end]
-        .windows(name.len())
-        .position(|window| window == name)
-        .unwrap();
-    let place = at + name.len() + 4 + 16;
+    let (mut bytes, _) = small();
+    // Behind its two sizes.
+    let place = place_of(&bytes, "blk.0.ffn_up.weight") + 16;
     assert_eq!(bytes[place..place + 4], 1u32.to_le_bytes());
     bytes[place..place + 4].copy_from_slice(&22u32.to_le_bytes());
     let error = refused(&bytes);
@@ -190,13 +194,12 @@ fn a_tensor_of_an_unknown_type_is_named() {
 
 #[test]
 fn a_missing_tensor_has_the_name_of_the_file() {
-    let (mut bytes, header_end) = small();
+    let (mut bytes, _) = small();
     let name = b"blk.1.ffn_norm.weight";
-    let at = bytes[..header_end]
-        .windows(name.len())
-        .position(|window| window == name)
-        .unwrap();
-    bytes[at + 4] = b'9';
+    let renamed = b"blk.9.ffn_norm.weight";
+    let mut windows = bytes.windows(name.len());
+    let at = windows.position(|window| window == name).unwrap();
+    bytes[at..at + name.len()].copy_from_slice(renamed);
     let error = refused(&bytes);
     assert!(
         error.contains("has no tensor blk.1.ffn_norm.weight"),
@@ -207,13 +210,13 @@ fn a_missing_tensor_has_the_name_of_the_file() {
 #[test]
 fn every_kind_of_value_is_read() {
     let bytes = only(vec![
-        entry("text", Entry::Text("é".into())),
+        entry("text", text("é")),
         entry("size", Entry::U32(7)),
         entry("float", Entry::F32(0.5)),
         entry("flag", Entry::Bool(true)),
-        entry("texts", Entry::Texts(vec!["a".into(), String::new()])),
-        entry("ints", Entry::I32s(vec![-1, 2])),
-        entry("floats", Entry::F32s(vec![0.25])),
+        entry("texts", texts(&["a", ""])),
+        entry("ints", i32s(&[-1, 2])),
+        entry("floats", f32s(&[0.25])),
     ]);
     let header = Header::parse(&bytes).unwrap();
     let of = |key: &str| header.metadata.get(key).unwrap().clone();

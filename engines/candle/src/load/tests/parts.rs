@@ -1,68 +1,48 @@
 //! GGUF files in parts.
 
-use super::write::{Entry, FloatType, Info, encode, entries, write_gguf};
+use super::write::{Entry, GgmlDType, QTensor, encode, entries, tensors};
 use super::*;
-use crate::load::gguf::header::{Header, Kind, TensorInfo};
-use crate::model::WeightType;
 
 const COUNT: u32 = 3;
+
+fn open() -> OpenModel {
+    OpenModel::open(&reference("qwen3-moe")).unwrap()
+}
+
+/// The tensors of the model, in the order of the parts.
+fn halves() -> Vec<(String, QTensor)> {
+    tensors(&open(), GgmlDType::F16)
+}
 
 /// A model's file in three parts in their own folder. The first part has the metadata and no tensor.
 fn parts() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let open = OpenModel::open(&reference("qwen3-moe")).unwrap();
+    let (metadata, tensors) = (entries(&open()), halves());
     let whole = folder.path().join("whole.gguf");
-    write_gguf(&open, &whole, FloatType::F16).unwrap();
-    let bytes = fs::read(&whole).unwrap();
-    let header = Header::parse(&bytes).unwrap();
-    let mut tensors: Vec<(&String, &TensorInfo)> = header.tensors.iter().collect();
-    tensors.sort_by_key(|(name, _)| *name);
+    fs::write(whole, encode(&metadata, &tensors)).unwrap();
+    let count = u32::try_from(tensors.len()).unwrap();
     let (second, third) = tensors.split_at(tensors.len() / 2);
-    for (number, tensors) in [(0, &[][..]), (1, second), (2, third)] {
-        let mut all = if number == 0 {
-            entries(&open)
-        } else {
-            Vec::new()
-        };
-        let count = u32::try_from(header.tensors.len()).unwrap();
-        for (key, value) in [("no", number), ("count", COUNT), ("tensors.count", count)] {
-            all.push((format!("split.{key}"), Entry::U32(value)));
-        }
-        fs::write(part(&folder, number + 1), file(&all, tensors, &bytes)).unwrap();
+    for (number, tensors, mut all) in [
+        (0, &[][..], metadata),
+        (1, second, Vec::new()),
+        (2, third, Vec::new()),
+    ] {
+        all.extend(place(number));
+        all.push(("split.tensors.count".to_owned(), Entry::U32(count)));
+        fs::write(part(&folder, number + 1), encode(&all, tensors)).unwrap();
     }
     folder
+}
+
+/// The metadata of the part of this number, from 0.
+fn place(number: u32) -> [(String, Entry); 2] {
+    [("no", number), ("count", COUNT)]
+        .map(|(key, value)| (format!("split.{key}"), Entry::U32(value)))
 }
 
 fn part(folder: &TempDir, number: u32) -> PathBuf {
     let name = format!("model-{number:05}-of-{COUNT:05}.gguf");
     folder.path().join(name)
-}
-
-/// A file with these entries and tensors, whose bytes are copied from `from`.
-fn file(entries: &[(String, Entry)], tensors: &[(&String, &TensorInfo)], from: &[u8]) -> Vec<u8> {
-    let infos: Vec<Info<'_>> = tensors
-        .iter()
-        .map(|(name, info)| declared(name, info))
-        .collect();
-    let mut out = encode(entries, &infos);
-    for (_, info) in tensors {
-        out.extend(&from[info.start..info.end]);
-        out.resize(out.len().next_multiple_of(32), 0);
-    }
-    out
-}
-
-fn declared<'a>(name: &'a str, info: &'a TensorInfo) -> Info<'a> {
-    let dtype = match info.kind {
-        Kind::Known(WeightType::F16) => 1,
-        Kind::Known(_) | Kind::Unknown(_) => 0,
-    };
-    Info {
-        name,
-        dtype,
-        shape: &info.shape,
-        bytes: info.end - info.start,
-    }
 }
 
 #[test]
@@ -126,9 +106,7 @@ fn parts_that_do_not_belong_together_are_refused() {
 #[test]
 fn tensors_of_all_parts_are_counted() {
     let folder = parts();
-    let entries = [("no", 2), ("count", COUNT)]
-        .map(|(key, value)| (format!("split.{key}"), Entry::U32(value)));
-    fs::write(part(&folder, 3), encode(&entries, &[])).unwrap();
+    fs::write(part(&folder, 3), encode(&place(2), &[])).unwrap();
     let error = open_error(&part(&folder, 1)).to_string();
     assert!(error.contains("split.tensors.count: is "), "{error}");
 }
@@ -136,12 +114,8 @@ fn tensors_of_all_parts_are_counted() {
 #[test]
 fn a_tensor_of_two_parts_is_refused() {
     let folder = parts();
-    let bytes = fs::read(part(&folder, 2)).unwrap();
-    let header = Header::parse(&bytes).unwrap();
-    let tensors: Vec<_> = header.tensors.iter().take(1).collect();
-    let entries = [("no", 2), ("count", COUNT)]
-        .map(|(key, value)| (format!("split.{key}"), Entry::U32(value)));
-    fs::write(part(&folder, 3), file(&entries, &tensors, &bytes)).unwrap();
+    let third = encode(&place(2), &halves()[..1]);
+    fs::write(part(&folder, 3), third).unwrap();
     let error = open_error(&part(&folder, 1)).to_string();
     assert!(error.contains("which a part before it has too"), "{error}");
 }

@@ -1,27 +1,20 @@
 //! A model's answers do not depend on the file format.
 
-use super::write::{FloatType, write_gguf};
+use super::write::{GgmlDType, write_gguf};
 use super::*;
 
 /// A GGUF file of a reference model.
-fn as_gguf(name: &str, kind: FloatType) -> (TempDir, PathBuf) {
+fn as_gguf(name: &str, kind: GgmlDType) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    write_gguf(&OpenModel::open(&reference(name)).unwrap(), &path, kind).unwrap();
+    write_gguf(&OpenModel::open(&reference(name)).unwrap(), &path, kind);
     (folder, path)
-}
-
-/// The offset in a file of a key's number.
-fn place_of(file: &[u8], key: &str) -> usize {
-    let mut windows = file.windows(key.len());
-    let found = windows.position(|window| window == key.as_bytes());
-    found.unwrap() + key.len() + 4
 }
 
 #[test]
 fn a_gguf_file_answers_as_the_checkout_does() {
     for name in REFERENCES {
-        let (_folder, path) = as_gguf(name, FloatType::F32);
+        let (_folder, path) = as_gguf(name, GgmlDType::F32);
         let expected = logits(&reference(name), Quantization::None, &PROMPT);
         let got = logits(&path, Quantization::None, &PROMPT);
         // Norms plus one, and frequencies, are rounded once more.
@@ -32,7 +25,7 @@ fn a_gguf_file_answers_as_the_checkout_does() {
 
 #[test]
 fn halves_are_read_from_gguf_files_too() {
-    for (kind, most) in [(FloatType::F16, 1e-3), (FloatType::Bf16, 1e-6)] {
+    for (kind, most) in [(GgmlDType::F16, 1e-3), (GgmlDType::BF16, 1e-6)] {
         let (_folder, path) = as_gguf("llama", kind);
         let expected = logits(&reference("llama"), Quantization::None, &PROMPT);
         let got = logits(&path, Quantization::None, &PROMPT);
@@ -44,7 +37,7 @@ fn halves_are_read_from_gguf_files_too() {
 #[test]
 fn configurations_survive_the_way_through_a_file() {
     for name in REFERENCES {
-        let (_folder, path) = as_gguf(name, FloatType::F32);
+        let (_folder, path) = as_gguf(name, GgmlDType::F32);
         let mut expected = OpenModel::open(&reference(name)).unwrap().config;
         let got = OpenModel::open(&path).unwrap().config;
         // The file has the sum, and numbers instead of a rule.
@@ -73,7 +66,7 @@ fn a_gguf_file_has_the_size_of_scores_under_yarn() {
     fs::write(&path, config.to_string()).unwrap();
     let expected = OpenModel::open(copy.path()).unwrap();
     let file = copy.path().join("model.gguf");
-    write_gguf(&expected, &file, FloatType::F32).unwrap();
+    write_gguf(&expected, &file, GgmlDType::F32);
     let got = OpenModel::open(&file).unwrap();
     assert_eq!(got.config.rope.amplitude, 1.0);
     assert_eq!(got.config.rope, expected.config.rope);
@@ -92,7 +85,7 @@ fn a_gguf_file_has_the_size_of_scores_under_yarn() {
 
 #[test]
 fn yarn_makes_the_context_longer_than_a_gguf_file_says() {
-    let (_folder, path) = as_gguf("qwen3-yarn", FloatType::F32);
+    let (_folder, path) = as_gguf("qwen3-yarn", GgmlDType::F32);
     let mut bytes = fs::read(&path).unwrap();
     let place = place_of(&bytes, "qwen3.context_length");
     assert_eq!(bytes[place..place + 4], 256u32.to_le_bytes());

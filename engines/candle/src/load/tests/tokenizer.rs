@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 use tokenizers::Tokenizer;
 
-use super::write::{Entry, FloatType, encode, write_gguf};
+use super::write::{Entry, GgmlDType, encode, f32s, i32s, text, texts, write_gguf};
 use super::*;
 use crate::load::gguf::config::Metadata;
 use crate::load::gguf::header::Header;
@@ -78,7 +78,7 @@ fn a_file_without_a_tokenizer_asks_for_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let open = OpenModel::open(&reference("llama")).unwrap();
-    write_gguf(&open, &path, FloatType::F32).unwrap();
+    write_gguf(&open, &path, GgmlDType::F32);
     let open = OpenModel::open(&path).unwrap();
     let error = EngineError::from(open.files(None).unwrap_err());
     assert_eq!(error.at().map(|at| at.name()), Some("--model-config"));
@@ -158,19 +158,12 @@ fn made_for(architecture: &str, entries: Vec<(&str, Entry)>) -> Result<Vec<Model
     let entries = entries
         .into_iter()
         .map(|(key, entry)| (format!("tokenizer.{key}"), entry));
-    let mut all = vec![(
-        "general.architecture".to_owned(),
-        Entry::Text(architecture.into()),
-    )];
+    let mut all = vec![("general.architecture".to_owned(), text(architecture))];
     all.extend(entries);
     let header = Header::parse(&encode(&all, &[])).unwrap();
     let config = OpenModel::open(&reference("llama")).unwrap().config;
     let metadata = Metadata::new(Path::new("m.gguf"), &header).unwrap();
     files(metadata, computed(metadata, &config))
-}
-
-fn texts(texts: &[&str]) -> Entry {
-    Entry::Texts(texts.iter().map(|text| (*text).to_owned()).collect())
 }
 
 #[test]
@@ -188,16 +181,13 @@ fn sentencepiece_vocabularies_become_tokenizers() {
         "<end_of_turn>",
     ];
     let files = made(vec![
-        ("ggml.model", Entry::Text("llama".into())),
+        ("ggml.model", text("llama")),
         ("ggml.tokens", texts(&tokens)),
         (
             "ggml.scores",
-            Entry::F32s(vec![0., 0., 0., 0., -3., -4., -5., -1., -2., 0.]),
+            f32s(&[0., 0., 0., 0., -3., -4., -5., -1., -2., 0.]),
         ),
-        (
-            "ggml.token_type",
-            Entry::I32s(vec![2, 3, 3, 6, 1, 1, 1, 1, 1, 4]),
-        ),
+        ("ggml.token_type", i32s(&[2, 3, 3, 6, 1, 1, 1, 1, 1, 4])),
         ("ggml.bos_token_id", Entry::U32(1)),
         ("ggml.eos_token_id", Entry::U32(2)),
         ("ggml.unknown_token_id", Entry::U32(0)),
@@ -234,28 +224,26 @@ fn tokens_of_phi3_take_the_space_behind_them() {
         "<|end|>",
         "<|user|>",
     ];
-    let of = |architecture: &str, text: &str| {
+    let of = |architecture: &str, prompt: &str| {
         let files = made_for(
             architecture,
             vec![
-                ("ggml.model", Entry::Text("llama".into())),
+                ("ggml.model", text("llama")),
                 ("ggml.tokens", texts(&tokens)),
                 (
                     "ggml.scores",
-                    Entry::F32s(vec![
-                        0., 0., 0., 0., -3., -4., -5., -1., -2., 0., 0., 0., 0.,
-                    ]),
+                    f32s(&[0., 0., 0., 0., -3., -4., -5., -1., -2., 0., 0., 0., 0.]),
                 ),
                 (
                     "ggml.token_type",
-                    Entry::I32s(vec![2, 3, 4, 6, 1, 1, 1, 1, 1, 3, 3, 3, 4]),
+                    i32s(&[2, 3, 4, 6, 1, 1, 1, 1, 1, 3, 3, 3, 4]),
                 ),
                 ("ggml.bos_token_id", Entry::U32(1)),
                 ("ggml.eos_token_id", Entry::U32(9)),
                 ("ggml.unknown_token_id", Entry::U32(0)),
             ],
         );
-        ids(&tokenizer_of(&files.unwrap()), text, false)
+        ids(&tokenizer_of(&files.unwrap()), prompt, false)
     };
     let chat = "<|user|>\nHi<|end|>\n<|assistant|>\n";
     assert_eq!(of("phi3", chat), [12, 8, 11, 10]);
@@ -267,11 +255,11 @@ fn tokens_of_phi3_take_the_space_behind_them() {
 fn ways_of_splitting_text_are_kept_apart() {
     let split = |pre: &str| {
         made(vec![
-            ("ggml.model", Entry::Text("gpt2".into())),
-            ("ggml.pre", Entry::Text(pre.into())),
+            ("ggml.model", text("gpt2")),
+            ("ggml.pre", text(pre)),
             ("ggml.tokens", texts(&["1", "2", "12", "123", "3", "<s>"])),
             ("ggml.merges", texts(&["1 2", "12 3"])),
-            ("ggml.token_type", Entry::I32s(vec![1, 1, 1, 1, 1, 3])),
+            ("ggml.token_type", i32s(&[1, 1, 1, 1, 1, 3])),
             ("ggml.bos_token_id", Entry::U32(5)),
         ])
     };
@@ -296,10 +284,10 @@ fn ways_of_splitting_text_are_kept_apart() {
 
 #[test]
 fn words_of_phi4_are_split_as_its_tokenizers_do() {
-    let split = |pre: &str, text: &str| {
+    let split = |pre: &str, prompt: &str| {
         let entries = vec![
-            ("ggml.model", Entry::Text("gpt2".into())),
-            ("ggml.pre", Entry::Text(pre.into())),
+            ("ggml.model", text("gpt2")),
+            ("ggml.pre", text(pre)),
             (
                 "ggml.tokens",
                 texts(&["a", "B", "'", "s", "aB", "'s", "a's", "BB"]),
@@ -307,7 +295,7 @@ fn words_of_phi4_are_split_as_its_tokenizers_do() {
             ("ggml.merges", texts(&["a B", "' s", "a 's"])),
         ];
         let files = made_for("phi3", entries).unwrap();
-        ids(&tokenizer_of(&files), text, true)
+        ids(&tokenizer_of(&files), prompt, true)
     };
     for (pre, text, expected) in [
         ("dbrx", "aB", vec![4]),
@@ -324,7 +312,7 @@ fn words_of_phi4_are_split_as_its_tokenizers_do() {
 
 #[test]
 fn vocabularies_that_make_no_sense_are_refused() {
-    let model = |kind: &str| ("ggml.model", Entry::Text(kind.into()));
+    let model = |kind: &str| ("ggml.model", text(kind));
     let tokens = || ("ggml.tokens", texts(&["a", "b"]));
     for (entries, expected) in [
         (vec![model("bert"), tokens()], "of the kind bert"),
@@ -333,31 +321,23 @@ fn vocabularies_that_make_no_sense_are_refused() {
             vec![
                 model("llama"),
                 ("ggml.tokens", texts(&["a", &"a".repeat(1025)])),
-                ("ggml.scores", Entry::F32s(vec![0., 0.])),
+                ("ggml.scores", f32s(&[0., 0.])),
             ],
             "a token of 1025 bytes",
         ),
         (
-            vec![
-                model("gpt2"),
-                tokens(),
-                ("ggml.pre", Entry::Text("gpt-2".into())),
-            ],
+            vec![model("gpt2"), tokens(), ("ggml.pre", text("gpt-2"))],
             "no tokenizer.ggml.merges",
         ),
         (
-            vec![
-                model("gpt2"),
-                tokens(),
-                ("ggml.token_type", Entry::I32s(vec![1])),
-            ],
+            vec![model("gpt2"), tokens(), ("ggml.token_type", i32s(&[1]))],
             "1 types for 2 tokens",
         ),
         (
             vec![
                 model("gpt2"),
                 tokens(),
-                ("ggml.pre", Entry::Text("gpt-2".into())),
+                ("ggml.pre", text("gpt-2")),
                 ("ggml.merges", texts(&["ab"])),
             ],
             "\"ab\" is no pair",

@@ -1,197 +1,106 @@
 //! Writes a model as a GGUF file, without its tokenizer: the inverse of `gguf`, so that tests have files of every supported
-//! architecture.
+//! architecture. The bytes are those of candle's writer.
 //!
 //! # Source
-//! `docs/gguf.md` of ggml, version 3. What llama.cpp's converter changes (rows of queries and keys in pairs, Gemma's norms
-//! plus one) is changed here too.
+//! `docs/gguf.md` of ggml. What llama.cpp's converter changes (rows of queries and keys in pairs, Gemma's norms plus one) is
+//! changed here too.
 
-use std::path::Path;
+use std::io::Cursor;
 
-use candle_core::quantized::GgmlDType;
+use candle_core::Tensor;
+use candle_core::quantized::gguf_file;
+pub(super) use candle_core::quantized::gguf_file::Value as Entry;
+pub(super) use candle_core::quantized::{GgmlDType, QTensor};
 
-use crate::error::LoadError;
+use super::*;
 use crate::load::config::rope::yarn_amplitude;
 use crate::load::gguf::config::{self, usual_full_every, usual_still_every};
-use crate::load::gguf::header::MAGIC;
 use crate::load::gguf::place;
-use crate::load::place::Place;
 use crate::load::plan::Role;
 use crate::load::quantize::{Part, floats};
-use crate::load::tensors::{RawTensor, RowOrder, bytes_of};
-use crate::load::weights::to_u64;
-use crate::load::{OpenModel, PlannedTensor, TensorFiles, plan};
-use crate::model::config::{ModelConfig, Rope, RopeScaling};
+use crate::load::tensors::RowOrder;
+use crate::model::config::{Rope, RopeScaling};
 
-const VERSION: u32 = 3;
-const ALIGNMENT: usize = 32;
-
-/// The type of the matrices in a written file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FloatType {
-    F32,
-    F16,
-    Bf16,
+/// Writes `model`, whose weights must be floats, to `path`, with matrices of this type.
+pub(super) fn write_gguf(model: &OpenModel, path: &Path, matrices: GgmlDType) {
+    fs::write(path, encode(&entries(model), &tensors(model, matrices))).unwrap();
 }
 
-impl FloatType {
-    fn dtype(self) -> GgmlDType {
-        match self {
-            Self::F32 => GgmlDType::F32,
-            Self::F16 => GgmlDType::F16,
-            Self::Bf16 => GgmlDType::BF16,
-        }
-    }
+/// A file of these entries and tensors.
+pub(super) fn encode(entries: &[(String, Entry)], tensors: &[(String, QTensor)]) -> Vec<u8> {
+    let entries = entries.iter().map(|(key, entry)| (key.as_str(), entry));
+    let tensors = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    let (entries, tensors): (Vec<_>, Vec<_>) = (entries.collect(), tensors.collect());
+    let mut bytes = Cursor::new(Vec::new());
+    gguf_file::write(&mut bytes, &entries, &tensors).unwrap();
+    bytes.into_inner()
 }
 
-/// Writes `model`, whose weights must be floats, to `path`.
-///
-/// # Errors
-/// The model has something that GGUF files cannot express.
-pub(crate) fn write_gguf(model: &OpenModel, path: &Path, kind: FloatType) -> Result<(), LoadError> {
-    let tensors = Output::all(model, kind)?;
-    let mut bytes = header(model, &tensors);
-    for tensor in &tensors {
-        tensor.write(model, &mut bytes)?;
-        bytes.resize(padded(bytes.len()), 0);
-    }
-    std::fs::write(path, bytes).map_err(|error| LoadError::read(path, error))
+pub(super) fn text(text: &str) -> Entry {
+    Entry::String(text.to_owned())
+}
+
+pub(super) fn texts(texts: &[&str]) -> Entry {
+    Entry::Array(texts.iter().copied().map(text).collect())
+}
+
+pub(super) fn i32s(numbers: &[i32]) -> Entry {
+    Entry::Array(numbers.iter().copied().map(Entry::I32).collect())
+}
+
+pub(super) fn f32s(numbers: &[f32]) -> Entry {
+    Entry::Array(numbers.iter().copied().map(Entry::F32).collect())
 }
 
 /// A tensor of the file.
 struct Output {
-    /// The name in the file.
     name: String,
     dtype: GgmlDType,
     shape: Vec<usize>,
-    bytes: usize,
-    content: Content,
+    numbers: Vec<f32>,
 }
 
-enum Content {
-    /// Tensors of the model, with `offset` added to each number.
-    Planned {
-        /// More than one if the file concatenates them in one tensor; each has its own order of rows.
-        parts: Vec<(PlannedTensor, RowOrder)>,
-        offset: f32,
-    },
-    Made(Vec<f32>),
-}
-
-impl Output {
-    fn all(model: &OpenModel, kind: FloatType) -> Result<Vec<Self>, LoadError> {
-        refuse_variants(model)?;
-        let mut all: Vec<Self> = Vec::new();
-        if let Some(factors) = frequency_factors(&model.config) {
-            all.push(Self {
-                name: frequencies_tensor(&model.architecture).to_owned(),
-                dtype: GgmlDType::F32,
-                shape: vec![factors.len()],
-                bytes: factors.len() * 4,
-                content: Content::Made(factors),
-            });
-        }
-        for planned in plan(&model.config) {
-            let output = Self::planned(model, kind, planned)?;
-            let known = all.iter_mut().rev().find(|known| known.name == output.name);
-            match known {
-                Some(known) => known.add(output),
-                None => all.push(output),
-            }
-        }
-        Ok(all)
+/// The tensors of a model's file, by name.
+pub(super) fn tensors(model: &OpenModel, matrices: GgmlDType) -> Vec<(String, QTensor)> {
+    let config = &model.config;
+    let mut all: Vec<Output> = Vec::new();
+    if let Some(numbers) = frequency_factors(config) {
+        all.push(Output {
+            name: frequencies_tensor(&model.architecture).to_owned(),
+            dtype: GgmlDType::F32,
+            shape: vec![numbers.len()],
+            numbers,
+        });
     }
-
-    fn planned(
-        model: &OpenModel,
-        kind: FloatType,
-        planned: PlannedTensor,
-    ) -> Result<Self, LoadError> {
-        let config = &model.config;
-        let raw = model.required(&planned.name, &planned.shape)?;
-        if !raw.dtype.is_float() {
-            return Err(LoadError::UnsupportedDtype {
-                path: model.path.clone(),
-                name: raw.name.to_owned(),
-                found: raw.dtype.to_string(),
-                supported: "F32, F16 or BF16, to be written in another type",
-            });
-        }
-        let dtype = match planned.role {
-            Role::Matrix(Part::Router) | Role::Norm | Role::Bias => GgmlDType::F32,
-            Role::Matrix(_) => kind.dtype(),
-        };
+    for planned in plan(config) {
         let place = place(&model.architecture, &planned.name, config)
             .unwrap_or_else(|| Place::whole(planned.name.clone()));
-        let shape = place.part.map(|part| part.whole);
-        Ok(Self {
-            name: place.name,
-            dtype,
-            bytes: bytes_of(dtype.into(), raw.elements()).unwrap_or(0),
-            shape: shape.unwrap_or_else(|| planned.shape.clone()),
-            content: Content::Planned {
-                offset: match planned.role {
-                    Role::Norm => config.norm_weight_offset,
-                    Role::Matrix(_) | Role::Bias => 0.0,
-                },
-                parts: vec![(planned, place.rows)],
-            },
-        })
-    }
-
-    /// Appends the next part of the same tensor.
-    fn add(&mut self, next: Self) {
-        if let (Content::Planned { parts, .. }, Content::Planned { parts: more, .. }) =
-            (&mut self.content, next.content)
-        {
-            parts.extend(more);
-            self.bytes += next.bytes;
+        let raw = model.required(&planned.name, &planned.shape).unwrap();
+        let (dtype, offset) = match planned.role {
+            Role::Norm => (GgmlDType::F32, config.norm_weight_offset),
+            Role::Bias | Role::Matrix(Part::Router) => (GgmlDType::F32, 0.0),
+            Role::Matrix(_) => (matrices, 0.0),
+        };
+        let mut numbers = reordered(&raw, place.rows);
+        numbers.iter_mut().for_each(|number| *number += offset);
+        // The file may have the next part of the same tensor.
+        let known = all.iter_mut().rev().find(|known| known.name == place.name);
+        match known {
+            Some(known) => known.numbers.extend(numbers),
+            None => all.push(Output {
+                name: place.name,
+                dtype,
+                shape: place.part.map_or(planned.shape, |part| part.whole),
+                numbers,
+            }),
         }
     }
-
-    fn write(&self, model: &OpenModel, out: &mut Vec<u8>) -> Result<(), LoadError> {
-        match &self.content {
-            Content::Made(values) => write_floats(out, values.iter().copied(), self.dtype),
-            Content::Planned { parts, offset } => {
-                for (part, rows) in parts {
-                    let raw = model.required(&part.name, &part.shape)?;
-                    let values = reordered(&raw, *rows);
-                    write_floats(out, values.iter().map(|value| value + offset), self.dtype);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Rejects what files cannot express.
-fn refuse_variants(model: &OpenModel) -> Result<(), LoadError> {
-    let config = &model.config;
-    if config.has_sinks {
-        let fix = "GGUF files of gpt-oss are not written";
-        let field = "model_type";
-        return Err(LoadError::unsupported(&model.path, field, "gpt_oss", fix));
-    }
-    if config.experts.is_some_and(|experts| !experts.is_normalized) {
-        let fix = "readers of GGUF files take true for granted";
-        let field = "norm_topk_prob";
-        return Err(LoadError::unsupported(&model.path, field, false, fix));
-    }
-    if let RopeScaling::Yarn {
-        is_rounded: false, ..
-    } = config.rope.scaling
-    {
-        let fix = "readers of GGUF files take true for granted";
-        let field = "rope_scaling.truncate";
-        return Err(LoadError::unsupported(&model.path, field, false, fix));
-    }
-    let usual = usual_still_every(&model.architecture);
-    if config.rope.still_every != usual {
-        let fix = "readers of GGUF files take every fourth layer for granted";
-        let found = format!("{:?}", config.rope.still_every);
-        let field = "no_rope_layers";
-        return Err(LoadError::unsupported(&model.path, field, found, fix));
-    }
-    Ok(())
+    let made = all.into_iter().map(|output| {
+        let tensor = Tensor::from_vec(output.numbers, output.shape, &Device::Cpu).unwrap();
+        let quantized = QTensor::quantize(&tensor, output.dtype).unwrap();
+        (output.name, quantized)
+    });
+    made.collect()
 }
 
 /// A tensor's numbers with rows in the file's order.
@@ -207,22 +116,6 @@ fn reordered(raw: &RawTensor<'_>, order: RowOrder) -> Vec<f32> {
         stored[start..start + row_len].copy_from_slice(values);
     }
     stored
-}
-
-fn write_floats(out: &mut Vec<u8>, values: impl Iterator<Item = f32>, dtype: GgmlDType) {
-    for value in values {
-        if dtype == GgmlDType::F16 {
-            out.extend(half::f16::from_f32(value).to_le_bytes());
-        } else if dtype == GgmlDType::BF16 {
-            out.extend(half::bf16::from_f32(value).to_le_bytes());
-        } else {
-            out.extend(value.to_le_bytes());
-        }
-    }
-}
-
-fn padded(bytes: usize) -> usize {
-    bytes.next_multiple_of(ALIGNMENT)
 }
 
 /// The tensor in which readers look for frequency factors; the model has those of only one context.
@@ -271,127 +164,6 @@ fn single(size: usize) -> f32 {
     size as f32
 }
 
-/// A metadata value, with the width that readers expect.
-pub(crate) enum Entry {
-    U32(u32),
-    F32(f32),
-    Bool(bool),
-    Text(String),
-    Texts(Vec<String>),
-    I32s(Vec<i32>),
-    F32s(Vec<f32>),
-}
-
-impl Entry {
-    fn write(&self, out: &mut Vec<u8>) {
-        match self {
-            Self::U32(value) => number(out, 4, value.to_le_bytes()),
-            Self::F32(value) => number(out, 6, value.to_le_bytes()),
-            Self::Bool(value) => number(out, 7, [u8::from(*value)]),
-            Self::Text(value) => {
-                number(out, 8, []);
-                text(out, value);
-            }
-            Self::Texts(values) => {
-                array(out, 8, values.len());
-                values.iter().for_each(|value| text(out, value));
-            }
-            Self::I32s(values) => {
-                array(out, 5, values.len());
-                values
-                    .iter()
-                    .for_each(|value| out.extend(value.to_le_bytes()));
-            }
-            Self::F32s(values) => {
-                array(out, 6, values.len());
-                values
-                    .iter()
-                    .for_each(|value| out.extend(value.to_le_bytes()));
-            }
-        }
-    }
-}
-
-fn number<const N: usize>(out: &mut Vec<u8>, kind: u32, bytes: [u8; N]) {
-    out.extend(kind.to_le_bytes());
-    out.extend(bytes);
-}
-
-fn array(out: &mut Vec<u8>, kind: u32, length: usize) {
-    out.extend(9u32.to_le_bytes());
-    out.extend(kind.to_le_bytes());
-    out.extend(to_u64(length).to_le_bytes());
-}
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    out.extend(to_u64(text.len()).to_le_bytes());
-    out.extend(text.as_bytes());
-}
-
-fn header(model: &OpenModel, tensors: &[Output]) -> Vec<u8> {
-    let mut entries = entries(model);
-    entries.push((
-        "tokenizer.ggml.model".into(),
-        Entry::Text("no_vocab".into()),
-    ));
-    let tensors: Vec<Info<'_>> = tensors
-        .iter()
-        .map(|tensor| Info {
-            name: &tensor.name,
-            dtype: number_of(tensor.dtype),
-            shape: &tensor.shape,
-            bytes: tensor.bytes,
-        })
-        .collect();
-    encode(&entries, &tensors)
-}
-
-/// ggml's number of a type.
-fn number_of(dtype: GgmlDType) -> u32 {
-    if dtype == GgmlDType::F16 {
-        1
-    } else if dtype == GgmlDType::BF16 {
-        30
-    } else {
-        0
-    }
-}
-
-/// The entry of a tensor in the header.
-pub(crate) struct Info<'a> {
-    pub(crate) name: &'a str,
-    /// ggml's number of its type.
-    pub(crate) dtype: u32,
-    pub(crate) shape: &'a [usize],
-    pub(crate) bytes: usize,
-}
-
-/// A header, padded so that tensors can follow; each tensor is padded too.
-pub(crate) fn encode(entries: &[(String, Entry)], tensors: &[Info<'_>]) -> Vec<u8> {
-    let mut out = MAGIC.to_vec();
-    out.extend(VERSION.to_le_bytes());
-    out.extend(to_u64(tensors.len()).to_le_bytes());
-    out.extend(to_u64(entries.len()).to_le_bytes());
-    for (key, entry) in entries {
-        text(&mut out, key);
-        entry.write(&mut out);
-    }
-    let mut offset = 0;
-    for tensor in tensors {
-        text(&mut out, tensor.name);
-        let dims = u32::try_from(tensor.shape.len()).unwrap_or(0);
-        out.extend(dims.to_le_bytes());
-        for dim in tensor.shape.iter().rev() {
-            out.extend(to_u64(*dim).to_le_bytes());
-        }
-        out.extend(tensor.dtype.to_le_bytes());
-        out.extend(to_u64(offset).to_le_bytes());
-        offset += padded(tensor.bytes);
-    }
-    out.resize(padded(out.len()), 0);
-    out
-}
-
 /// The metadata about the scaling of frequencies.
 fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
     let size = |value: usize| Entry::U32(u32::try_from(value).unwrap_or(u32::MAX));
@@ -399,7 +171,7 @@ fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
     let mut usual = 1.0;
     match rope.scaling {
         RopeScaling::Linear { factor } => {
-            own.push(("rope.scaling.type", Entry::Text("linear".into())));
+            own.push(("rope.scaling.type", text("linear")));
             own.push(("rope.scaling.factor", Entry::F32(factor)));
         }
         RopeScaling::Yarn {
@@ -415,7 +187,7 @@ fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
                 usual = 1.0;
             }
             let original = size(original_context_length);
-            own.push(("rope.scaling.type", Entry::Text("yarn".into())));
+            own.push(("rope.scaling.type", text("yarn")));
             own.push(("rope.scaling.factor", Entry::F32(factor)));
             own.push(("rope.scaling.original_context_length", original));
             own.push(("rope.scaling.yarn_beta_fast", Entry::F32(fast_turns)));
@@ -431,7 +203,7 @@ fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
 }
 
 /// The model's metadata, without its vocabulary.
-pub(crate) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
+pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     let config = &model.config;
     let architecture = model.architecture.as_str();
     let size = |value: usize| Entry::U32(u32::try_from(value).unwrap_or(u32::MAX));
@@ -479,9 +251,10 @@ pub(crate) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
         }
     }
     let general = [
-        ("general.architecture", Entry::Text(architecture.into())),
-        ("general.name", Entry::Text(model.name.clone())),
+        ("general.architecture", text(architecture)),
+        ("general.name", text(&model.name)),
         ("general.quantization_version", Entry::U32(2)),
+        ("tokenizer.ggml.model", text("no_vocab")),
     ];
     let general = general.map(|(key, entry)| (key.to_owned(), entry));
     let own = own
