@@ -53,6 +53,24 @@ fn set(folder: &TempDir, file: &str, pointer: &str, to: Value) {
     fs::write(path, value.to_string()).unwrap();
 }
 
+/// Changes one key of a copy. The error must have both texts.
+fn assert_refused(name: &str, file: &str, pointer: &str, to: Value, expected: [&str; 2]) {
+    let folder = copy_of_encoder(name);
+    set(&folder, file, pointer, to);
+    let error = OpenEmbedder::open(folder.path()).unwrap_err().to_string();
+    for part in expected {
+        assert!(error.contains(part), "{name} {pointer}: {error}");
+    }
+}
+
+/// Changes each key of a copy. The error must name the file and the key, and have the text.
+fn assert_keys_are_named(name: &str, file: &str, cases: &[(&str, Value, &str)]) {
+    for (key, value, text) in cases {
+        let (pointer, place) = (format!("/{key}"), format!("{file}: {key}"));
+        assert_refused(name, file, &pointer, value.clone(), [&place, text]);
+    }
+}
+
 #[test]
 fn encoders_and_decoders_with_a_pooling_are_embedders_and_others_are_not() {
     for name in ["bert", "xlm-roberta", "modernbert", "qwen3"] {

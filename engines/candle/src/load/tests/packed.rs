@@ -166,177 +166,86 @@ fn a_part_of_another_type_is_named() {
     }
 }
 
-/// The error for a configuration with another value at `pointer` of its `quantization_config`.
-fn config_error(name: &str, pointer: &str, value: Value) -> String {
+/// The error for a configuration with another value at `key` of its `quantization_config`.
+fn config_error(name: &str, key: &str, value: Value) -> String {
     let copy = copy_of(name);
     let path = copy.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let pointer = format!("/quantization_config.{key}").replace('.', "/");
     let (parent, key) = pointer.rsplit_once('/').unwrap();
-    let parent = config.pointer_mut(&format!("/quantization_config{parent}"));
-    parent.unwrap()[key] = value;
+    config.pointer_mut(parent).unwrap()[key] = value;
     fs::write(&path, config.to_string()).unwrap();
     open_error(copy.path()).to_string()
 }
 
-#[test]
-fn what_is_not_read_is_refused_by_name() {
-    let group = "/config_groups/group_0";
-    let within = |key: &str| format!("{group}{key}");
-    for (name, pointer, value, expected) in [
-        ("gptq", "/bits".to_owned(), json!(3), "bits = 3"),
-        ("gptq", "/bits".to_owned(), json!(8), "bits = 8"),
-        (
-            "gptq",
-            "/checkpoint_format".to_owned(),
-            json!("marlin"),
-            "checkpoint_format = marlin",
-        ),
-        (
-            "gptq",
-            "/is_marlin_format".to_owned(),
-            json!(true),
-            "is_marlin_format = true",
-        ),
-        (
-            "gptq",
-            "/dynamic".to_owned(),
-            json!({"-:mlp": {}}),
-            "dynamic = (an object)",
-        ),
-        (
-            "gptq",
-            "/pack_dtype".to_owned(),
-            json!("int16"),
-            "pack_dtype = int16",
-        ),
-        (
-            "gptq",
-            "/group_size".to_owned(),
-            json!(0),
-            "group_size: is 0; it must be -1 or 1 to",
-        ),
-        (
-            "gptq",
-            "/group_size".to_owned(),
-            json!(-2),
-            "group_size: is -2",
-        ),
-        (
-            "gptq",
-            "/group_size".to_owned(),
-            json!(1u64 << 40),
-            "group_size: is 1099511627776",
-        ),
-        (
-            "gptq",
-            "/group_size".to_owned(),
-            json!("32"),
-            "group_size: is \"32\"",
-        ),
-        (
-            "gptq",
-            "/group_size".to_owned(),
-            json!(null),
-            "group_size: missing",
-        ),
-        (
-            "gptq",
-            "/quant_method".to_owned(),
-            json!("aqlm"),
-            "quant_method = aqlm",
-        ),
-        (
-            "awq",
-            "/version".to_owned(),
-            json!("gemv"),
-            "version = gemv",
-        ),
-        (
-            "awq",
-            "/zero_point".to_owned(),
-            json!(false),
-            "zero_point = false",
-        ),
-        ("awq", "/bits".to_owned(), json!(null), "w_bit: missing"),
-        (
-            "fp8-blocks",
-            "/activation_scheme".to_owned(),
-            json!("static"),
-            "activation_scheme = static",
-        ),
-        ("fp8-blocks", "/fmt".to_owned(), json!("e5m2"), "fmt = e5m2"),
-        (
-            "fp8-blocks",
-            "/weight_block_size".to_owned(),
-            json!([0, 128]),
-            "weight_block_size: is [0,128]",
-        ),
-        (
-            "fp8-blocks",
-            "/weight_block_size".to_owned(),
-            json!([128]),
-            "weight_block_size: is [128]",
-        ),
-        (
-            "compressed-int4",
-            "/format".to_owned(),
-            json!("marlin-24"),
-            "format = marlin-24",
-        ),
-        (
-            "compressed-int4",
-            "/config_groups".to_owned(),
-            json!({}),
-            "config_groups: is empty",
-        ),
-        (
-            "compressed-int4",
-            within("/weights/num_bits"),
-            json!(8),
-            "weights.num_bits = 8",
-        ),
-        (
-            "compressed-int4",
-            within("/weights/strategy"),
-            json!("block"),
-            "weights.strategy = block",
-        ),
-        (
-            "compressed-int4",
-            within("/input_activations"),
-            json!({"num_bits": 8, "dynamic": true}),
-            "input_activations = (dynamic)",
-        ),
-        (
-            "fp8-rows",
-            within("/input_activations"),
-            json!({"num_bits": 8, "dynamic": false}),
-            "input_activations = (static)",
-        ),
-        (
-            "fp8-rows",
-            within("/weights/type"),
-            json!("int"),
-            "weights.type = int",
-        ),
-        (
-            "fp8-rows",
-            "/sparsity_config".to_owned(),
-            json!({"format": "2:4"}),
-            "sparsity_config.format = 2:4",
-        ),
-    ] {
-        let error = config_error(name, &pointer, value);
-        assert!(error.contains("quantization_config."), "{error}");
-        assert!(error.contains(expected), "{error}");
+/// Checks what errors say of other values of the keys that begin with `prefix`.
+fn assert_keys_are_named(name: &str, prefix: &str, cases: &[(&str, Value, &str)]) {
+    for (key, value, said) in cases {
+        let key = format!("{prefix}{key}");
+        let error = config_error(name, &key, value.clone());
+        let expected = format!("quantization_config.{key}{said}");
+        assert!(error.contains(&expected), "{error}");
     }
 }
 
 #[test]
-fn groups_of_several_kinds_are_refused() {
+fn what_is_not_read_is_refused_by_name() {
+    let of_gptq = [
+        ("bits", json!(3), " = 3"),
+        ("bits", json!(8), " = 8"),
+        ("checkpoint_format", json!("marlin"), " = marlin"),
+        ("is_marlin_format", json!(true), " = true"),
+        ("dynamic", json!({"-:mlp": {}}), " = (an object)"),
+        ("pack_dtype", json!("int16"), " = int16"),
+        ("group_size", json!(0), ": is 0; it must be -1 or 1 to"),
+        ("group_size", json!(-2), ": is -2"),
+        ("group_size", json!(1u64 << 40), ": is 1099511627776"),
+        ("group_size", json!("32"), ": is \"32\""),
+        ("group_size", json!(null), ": missing"),
+        ("quant_method", json!("aqlm"), " = aqlm"),
+    ];
+    assert_keys_are_named("gptq", "", &of_gptq);
+    let of_awq = [
+        ("version", json!("gemv"), " = gemv"),
+        ("zero_point", json!(false), " = false"),
+    ];
+    assert_keys_are_named("awq", "", &of_awq);
+    let error = config_error("awq", "bits", json!(null));
+    assert!(error.contains("config.w_bit: missing"), "{error}");
+    let of_fp8 = [
+        ("activation_scheme", json!("static"), " = static"),
+        ("fmt", json!("e5m2"), " = e5m2"),
+        ("weight_block_size", json!([0, 128]), ": is [0,128]"),
+        ("weight_block_size", json!([128]), ": is [128]"),
+    ];
+    assert_keys_are_named("fp8-blocks", "", &of_fp8);
+    let sparse = json!({"format": "2:4"});
+    let of_rows = [("sparsity_config", sparse, ".format = 2:4")];
+    assert_keys_are_named("fp8-rows", "", &of_rows);
+    let of_int4 = [
+        ("format", json!("marlin-24"), " = marlin-24"),
+        ("config_groups", json!({}), ": is empty"),
+    ];
+    assert_keys_are_named("compressed-int4", "", &of_int4);
     let other = json!({"weights": {"num_bits": 4, "type": "int", "strategy": "channel"}});
-    let error = config_error("compressed-int4", "/config_groups/group_1", other);
+    let error = config_error("compressed-int4", "config_groups.group_1", other);
     assert!(error.contains("config_groups = (several kinds)"), "{error}");
+}
+
+#[test]
+fn what_is_not_read_in_a_group_is_refused_by_name() {
+    let rounded = |is_dynamic: bool| json!({"num_bits": 8, "dynamic": is_dynamic});
+    let of_int4 = [
+        ("weights.num_bits", json!(8), " = 8"),
+        ("weights.strategy", json!("block"), " = block"),
+        ("input_activations", rounded(true), " = (dynamic)"),
+    ];
+    assert_keys_are_named("compressed-int4", "config_groups.group_0.", &of_int4);
+    let of_rows = [
+        ("weights.type", json!("int"), " = int"),
+        ("input_activations", rounded(false), " = (static)"),
+    ];
+    assert_keys_are_named("fp8-rows", "config_groups.group_0.", &of_rows);
 }
 
 const EXPERTS: &str = "model.layers.1.mlp.experts";

@@ -2,231 +2,75 @@
 
 use super::*;
 
-/// The error for a broken copy.
-fn refused(name: &str, file: &str, pointer: &str, to: Value) -> String {
-    let folder = copy_of_encoder(name);
-    set(&folder, file, pointer, to);
-    OpenEmbedder::open(folder.path()).unwrap_err().to_string()
-}
+const CONFIG: &str = "config.json";
 
 #[test]
 fn what_cannot_be_computed_is_named_with_what_would_do() {
-    let config = "config.json";
-    for (name, file, pointer, value, expected) in [
+    let of_bert = [
+        ("hidden_act", json!("laplace"), "gelu"),
+        ("position_embedding_type", json!("relative_key"), "absolute"),
+        ("is_decoder", json!(true), "must be false"),
+        ("quantization_config", json!({"a": 1}), "unquantized"),
+        ("hidden_size", json!("wide"), "no size"),
+        ("hidden_size", Value::Null, "missing"),
+        ("hidden_size", json!(0), "1 to"),
+        ("num_hidden_layers", json!(1_u64 << 40), "1 to"),
+        ("vocab_size", json!(u64::MAX), "1 to"),
+        ("num_attention_heads", json!(5), "even parts"),
+        ("type_vocab_size", json!(1 << 30), "1073741824"),
+        ("layer_norm_eps", json!(-1.0), "-1"),
+    ];
+    assert_keys_are_named("bert", CONFIG, &of_bert);
+    let spiral = json!(["full_attention", "spiral", "full_attention"]);
+    let of_modern = [
+        ("layer_types", spiral, "sliding_attention"),
         (
-            "bert",
-            config,
-            "/hidden_act",
-            json!("laplace"),
-            ["hidden_act", "gelu"],
+            "layer_types",
+            json!(["full_attention"]),
+            "num_hidden_layers is 3",
         ),
+    ];
+    assert_keys_are_named("modernbert", CONFIG, &of_modern);
+    let of_qwen3 = [("is_causal", json!(false), "must be true")];
+    assert_keys_are_named("qwen3", CONFIG, &of_qwen3);
+    let of_pooling = [
+        ("include_prompt", json!(false), "must be true"),
+        ("pooling_mode", json!("median"), "lasttoken"),
+    ];
+    assert_keys_are_named("bert", "1_Pooling/config.json", &of_pooling);
+    let of_dense = [
+        ("in_features", json!(47), "48"),
+        ("out_features", json!(1u64 << 40), "1099511627776"),
+        ("activation_function", json!("torch.nn.Mish"), "Tanh"),
+    ];
+    assert_keys_are_named("bert-dense", "2_Dense/config.json", &of_dense);
+    let of_inputs = [("max_seq_length", json!(0), "at least 1")];
+    assert_keys_are_named("bert", "sentence_bert_config.json", &of_inputs);
+}
+
+#[test]
+fn what_is_no_fault_of_one_key_is_named_as_what_it_is() {
+    let no_model = "BertForTokenClassification";
+    for (pointer, value, expected) in [
         (
-            "bert",
-            config,
-            "/position_embedding_type",
-            json!("relative_key"),
-            ["position_embedding_type", "absolute"],
-        ),
-        (
-            "bert",
-            config,
-            "/is_decoder",
-            json!(true),
-            ["is_decoder", "must be false"],
-        ),
-        (
-            "bert",
-            config,
-            "/quantization_config",
-            json!({"a": 1}),
-            ["quantization_config", "unquantized"],
-        ),
-        (
-            "bert",
-            config,
             "/architectures/0",
             json!("T5Model"),
             ["T5Model", "BertModel"],
         ),
-        (
-            "bert",
-            config,
-            "/architectures/0",
-            json!("BertForTokenClassification"),
-            ["BertForTokenClassification", "BertModel"],
-        ),
-        (
-            "bert",
-            config,
-            "/hidden_size",
-            json!("wide"),
-            ["hidden_size", "no size"],
-        ),
-        (
-            "bert",
-            config,
-            "/hidden_size",
-            Value::Null,
-            ["hidden_size", "missing"],
-        ),
-        (
-            "bert",
-            config,
-            "/layer_norm_eps",
-            json!("x"),
-            ["config.json", "line"],
-        ),
-        (
-            "bert",
-            config,
-            "/hidden_size",
-            json!(0),
-            ["hidden_size", "1 to"],
-        ),
-        (
-            "bert",
-            config,
-            "/num_hidden_layers",
-            json!(1_u64 << 40),
-            ["num_hidden_layers", "1 to"],
-        ),
-        (
-            "bert",
-            config,
-            "/vocab_size",
-            json!(u64::MAX),
-            ["vocab_size", "1 to"],
-        ),
-        (
-            "bert",
-            config,
-            "/num_attention_heads",
-            json!(5),
-            ["num_attention_heads", "even parts"],
-        ),
-        (
-            "bert",
-            config,
-            "/type_vocab_size",
-            json!(1 << 30),
-            ["type_vocab_size", "1073741824"],
-        ),
-        (
-            "bert",
-            config,
-            "/layer_norm_eps",
-            json!(-1.0),
-            ["layer_norm_eps", "-1"],
-        ),
-        (
-            "bert",
-            config,
-            "/intermediate_size",
-            json!(81),
-            ["intermediate", "81"],
-        ),
-        (
-            "xlm-roberta",
-            config,
-            "/pad_token_id",
-            json!(1_u64 << 50),
-            ["max_position_embeddings", "too few"],
-        ),
-        (
-            "modernbert",
-            config,
-            "/layer_types",
-            json!(["full_attention", "spiral", "full_attention"]),
-            ["layer_types", "sliding_attention"],
-        ),
-        (
-            "modernbert",
-            config,
-            "/layer_types",
-            json!(["full_attention"]),
-            ["layer_types", "num_hidden_layers is 3"],
-        ),
-        (
-            "qwen3",
-            config,
-            "/is_causal",
-            json!(false),
-            ["is_causal", "must be true"],
-        ),
-        (
-            "bert",
-            "1_Pooling/config.json",
-            "/include_prompt",
-            json!(false),
-            ["include_prompt", "must be true"],
-        ),
-        (
-            "bert",
-            "1_Pooling/config.json",
-            "/pooling_mode",
-            json!("median"),
-            ["pooling_mode", "lasttoken"],
-        ),
-        (
-            "bert",
-            "modules.json",
-            "/1/type",
-            json!("sentence_transformers.models.CNN"),
-            ["module 1", "Pooling"],
-        ),
-        (
-            "bert",
-            "modules.json",
-            "/1/path",
-            json!("../bert/1_Pooling"),
-            ["modules.json", "no folder of the checkout"],
-        ),
-        (
-            "bert",
-            "modules.json",
-            "/1/path",
-            json!("/etc"),
-            ["modules.json", "no folder of the checkout"],
-        ),
-        (
-            "bert",
-            "modules.json",
-            "/1/path",
-            json!("9_Nowhere"),
-            ["9_Nowhere", "not there"],
-        ),
-        (
-            "bert-dense",
-            "2_Dense/config.json",
-            "/in_features",
-            json!(47),
-            ["in_features", "48"],
-        ),
-        (
-            "bert-dense",
-            "2_Dense/config.json",
-            "/out_features",
-            json!(1u64 << 40),
-            ["out_features", "1099511627776"],
-        ),
-        (
-            "bert-dense",
-            "2_Dense/config.json",
-            "/activation_function",
-            json!("torch.nn.Mish"),
-            ["activation_function", "Tanh"],
-        ),
-        (
-            "bert",
-            "sentence_bert_config.json",
-            "/max_seq_length",
-            json!(0),
-            ["max_seq_length", "at least 1"],
-        ),
+        ("/architectures/0", json!(no_model), [no_model, "BertModel"]),
+        ("/layer_norm_eps", json!("x"), [CONFIG, "line"]),
+        ("/intermediate_size", json!(81), ["intermediate", "81"]),
     ] {
-        let message = refused(name, file, pointer, value);
-        for part in expected {
-            assert!(message.contains(part), "{name} {pointer}: {message}");
-        }
+        assert_refused("bert", CONFIG, pointer, value, expected);
+    }
+    let (padding, expected) = (json!(1_u64 << 50), ["max_position_embeddings", "too few"]);
+    assert_refused("xlm-roberta", CONFIG, "/pad_token_id", padding, expected);
+    for (pointer, value, expected) in [
+        ("/1/type", json!("models.CNN"), ["module 1", "Pooling"]),
+        ("/1/path", json!("../bert"), ["modules.json", "no folder"]),
+        ("/1/path", json!("/etc"), ["modules.json", "no folder"]),
+        ("/1/path", json!("9_Nowhere"), ["9_Nowhere", "not there"]),
+    ] {
+        assert_refused("bert", "modules.json", pointer, value, expected);
     }
 }
