@@ -1,7 +1,5 @@
 //! The engine with checkouts that `transformers` made, and with a failing model.
 
-use std::path::PathBuf;
-
 use futures_util::StreamExt;
 use genset_backend_common::output::Finished;
 use genset_backend_common::{
@@ -14,13 +12,8 @@ use super::*;
 use crate::DeviceChoice;
 use crate::engine::forward::ForwardError;
 use crate::load::OpenEmbedder;
+use crate::load::tests::encoder;
 use crate::model::embedder::StepRoom;
-
-fn checkout(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/encoders")
-        .join(name)
-}
 
 fn args() -> CandleArgs {
     CandleArgs {
@@ -54,7 +47,7 @@ async fn answer(
 
 #[tokio::test]
 async fn a_checkout_is_served_with_its_own_length_and_vocabulary() {
-    let engine = EmbeddingEngine::from_args(&args(), &checkout("bert"));
+    let engine = EmbeddingEngine::from_args(&args(), &encoder("bert"));
     let config = engine.start(StartContext::detached(1)).await.unwrap();
     assert_eq!(
         (config.model.as_str(), config.context_length_tokens),
@@ -82,7 +75,7 @@ async fn a_checkout_is_served_with_its_own_length_and_vocabulary() {
 
 #[test]
 fn a_vector_may_depend_on_its_batch_on_a_gpu_alone() {
-    let open = OpenEmbedder::open(&checkout("bert")).unwrap();
+    let open = OpenEmbedder::open(&encoder("bert")).unwrap();
     let room = StepRoom {
         tokens: 512,
         sequences: 4,
@@ -95,7 +88,7 @@ fn a_vector_may_depend_on_its_batch_on_a_gpu_alone() {
 
 #[tokio::test]
 async fn a_cross_encoder_scores_pairs_and_does_nothing_else() {
-    let engine = EmbeddingEngine::from_args(&args(), &checkout("bert-scores"));
+    let engine = EmbeddingEngine::from_args(&args(), &encoder("bert-scores"));
     let config = engine.start(StartContext::detached(1)).await.unwrap();
     assert!(config.capabilities.inputs.iter().eq([&InputKind::Score]));
     let pair = |tokens: usize, first_tokens| ScorePair {
@@ -144,7 +137,7 @@ async fn a_step_bounds_inputs_where_the_operator_says_so() {
         max_num_batched_tokens: Some(20),
         ..args()
     };
-    let engine = EmbeddingEngine::from_args(&few, &checkout("bert"));
+    let engine = EmbeddingEngine::from_args(&few, &encoder("bert"));
     let config = engine.start(StartContext::detached(1)).await.unwrap();
     assert_eq!(config.context_length_tokens, 20);
     let longest: &[TokenId] = &[7; 20];

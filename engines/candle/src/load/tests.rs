@@ -19,15 +19,22 @@ use genset_backend_common::EngineError;
 use genset_devtools::checkout::read_weights;
 use genset_devtools::gguf::to_bytes;
 use genset_devtools::synthetic::{self, SyntheticSize, make_model};
+use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::model::tests::MODELS;
-use crate::model::{AdapterTarget, KvCache, KvCacheSpec, Model, SequenceRows, StepBatch};
+use crate::model::tests::{MODELS, cache, prefill};
+use crate::model::{AdapterTarget, Model};
 
 /// The folder of a model that `transformers` made.
-fn reference(name: &str) -> PathBuf {
+pub(crate) fn reference(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
+    folder.join(name)
+}
+
+/// The folder of an embedder or a cross-encoder that it made.
+pub(crate) fn encoder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/encoders");
     folder.join(name)
 }
 
@@ -36,11 +43,46 @@ const REFERENCES: &[&str] = MODELS.split_at(15).0;
 
 /// A copy of a reference model that a test may change.
 fn copy_of(name: &str) -> TempDir {
-    let copy = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        fs::copy(reference(name).join(file), copy.path().join(file)).unwrap();
+    copied(&reference(name))
+}
+
+/// A copy of a folder that a test may change.
+fn copied(folder: &Path) -> TempDir {
+    fn copy(from: &Path, to: &Path) {
+        for entry in fs::read_dir(from).unwrap() {
+            let from = entry.unwrap().path();
+            let to = to.join(from.file_name().unwrap());
+            if from.is_dir() {
+                fs::create_dir(&to).unwrap();
+                copy(&from, &to);
+            } else {
+                fs::copy(&from, to).unwrap();
+            }
+        }
     }
-    copy
+    let copied = tempfile::tempdir().unwrap();
+    copy(folder, copied.path());
+    copied
+}
+
+/// Changes one key of a JSON file, which may be missing; `null` removes the key.
+pub(crate) fn set(folder: &TempDir, file: &str, pointer: &str, to: Value) {
+    let path = folder.path().join(file);
+    let mut value: Value = match fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).unwrap(),
+        Err(_) => json!({}),
+    };
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    let parent = value.pointer_mut(parent).unwrap();
+    if let Some(object) = parent.as_object_mut() {
+        object.remove(key);
+        if !to.is_null() {
+            object.insert(key.to_owned(), to);
+        }
+    } else {
+        parent[key.parse::<usize>().unwrap()] = to;
+    }
+    fs::write(path, value.to_string()).unwrap();
 }
 
 /// The built-in model's tokenizer.
@@ -99,45 +141,22 @@ pub(crate) fn make_adapter(
 
 fn options(quantization: Quantization) -> WeightOptions {
     WeightOptions {
-        device: Device::Cpu,
-        dtype: DType::F32,
         quantization,
+        ..WeightOptions::exact()
     }
 }
 
 /// The logits of every position of a prompt, in order.
-fn logits(path: &Path, quantization: Quantization, tokens: &[u32]) -> Vec<f32> {
+fn logits(path: &Path, quantization: Quantization) -> Vec<f32> {
+    // For a vocabulary of at least 96.
+    const PROMPT: [u32; 20] = [
+        1, 17, 42, 95, 3, 8, 8, 64, 50, 21, 77, 2, 90, 33, 12, 5, 61, 29, 70, 44,
+    ];
     let open = OpenModel::open(path).unwrap();
     let mut weights = open.weights(options(quantization), |_| {});
     let model = Model::try_new(&open.config, &mut weights).unwrap();
-    let blocks = u32::try_from(tokens.len().div_ceil(16)).unwrap();
-    let spec = KvCacheSpec {
-        num_blocks: tokens.len().div_ceil(16),
-        block_size: 16,
-        dtype: DType::F32,
-    };
-    let mut cache = KvCache::try_new(&open.config, spec, &Device::Cpu).unwrap();
-    let numbers: Vec<u32> = (0..).take(tokens.len()).collect();
-    let batch = StepBatch {
-        tokens: tokens.to_vec(),
-        positions: numbers.clone(),
-        slots: numbers.clone(),
-        sequences: vec![SequenceRows {
-            rows: 0..tokens.len(),
-            context_len: tokens.len(),
-            blocks: (0..blocks).collect(),
-        }],
-        logit_rows: numbers,
-        adapters: Vec::new(),
-    };
-    let logits = model.forward(&mut cache, &batch).unwrap();
-    logits.flatten_all().unwrap().to_vec1().unwrap()
+    prefill(&model, &mut cache(&open.config), &PROMPT).concat()
 }
-
-/// A prompt for a vocabulary of at least 96.
-const PROMPT: [u32; 20] = [
-    1, 17, 42, 95, 3, 8, 8, 64, 50, 21, 77, 2, 90, 33, 12, 5, 61, 29, 70, 44,
-];
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
@@ -146,7 +165,7 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// The distance of `b` from `a`, relative to the size of `a`.
-fn relative_error(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn relative_error(a: &[f32], b: &[f32]) -> f32 {
     let square = |values: &mut dyn Iterator<Item = f32>| values.map(|it| it * it).sum::<f32>();
     let error = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
     (error / square(&mut a.iter().copied())).sqrt()

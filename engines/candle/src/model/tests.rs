@@ -6,12 +6,11 @@ mod lora;
 mod on_gpu;
 mod packed;
 
-use std::path::Path;
-
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
 use super::*;
+use crate::load::tests::reference;
 use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
@@ -60,10 +59,7 @@ fn load_on(
     device: &Device,
     dtype: DType,
 ) -> (Model, ModelConfig) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/reference")
-        .join(name);
-    let open = OpenModel::open(&folder).unwrap();
+    let open = OpenModel::open(&reference(name)).unwrap();
     let options = WeightOptions {
         device: device.clone(),
         dtype,
@@ -74,13 +70,8 @@ fn load_on(
 }
 
 fn cases(name: &str) -> Vec<Case> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/reference")
-        .join(name)
-        .join("expected.json");
-    serde_json::from_str::<Expected>(&std::fs::read_to_string(file).unwrap())
-        .unwrap()
-        .cases
+    let text = std::fs::read_to_string(reference(name).join("expected.json")).unwrap();
+    serde_json::from_str::<Expected>(&text).unwrap().cases
 }
 
 fn spec(dtype: DType) -> KvCacheSpec {
@@ -91,7 +82,7 @@ fn spec(dtype: DType) -> KvCacheSpec {
     }
 }
 
-fn cache(config: &ModelConfig) -> KvCache {
+pub(crate) fn cache(config: &ModelConfig) -> KvCache {
     cache_of(DType::F32, config)
 }
 
@@ -139,20 +130,24 @@ fn scattered_blocks(from: u32) -> Vec<u32> {
     (0..16).map(|i| from + (i * 7 + 3) % 16).collect()
 }
 
-fn prefill(model: &Model, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
+/// A step with a whole prompt.
+fn prompt(tokens: &[u32]) -> StepBatch {
     let blocks: Vec<u32> = (0..16).collect();
-    rows(
-        &model
-            .forward(
-                kv,
-                &step(&[Chunk {
-                    tokens,
-                    done: 0,
-                    blocks: &blocks,
-                }]),
-            )
-            .unwrap(),
-    )
+    step(&[Chunk {
+        tokens,
+        done: 0,
+        blocks: &blocks,
+    }])
+}
+
+pub(crate) fn prefill(model: &Model, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
+    rows(&model.forward(kv, &prompt(tokens)).unwrap())
+}
+
+/// The logits of the rows that the reference has.
+fn last_rows(model: &Model, kv: &mut KvCache, case: &Case) -> Vec<Vec<f32>> {
+    let mut all = prefill(model, kv, &case.tokens);
+    all.split_off(all.len() - case.logits.len())
 }
 
 fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], tolerance: f32, what: &str) {
@@ -174,14 +169,9 @@ fn logits_equal_the_reference() {
     for name in MODELS {
         let (model, config) = load(name, Quantization::None);
         for case in cases(name) {
-            let got = prefill(&model, &mut cache(&config), &case.tokens);
-            let last = &got[got.len() - case.logits.len()..];
-            assert_close(
-                last,
-                &case.logits,
-                TOLERANCE,
-                &format!("{name}, {} tokens", case.tokens.len()),
-            );
+            let last = last_rows(&model, &mut cache(&config), &case);
+            let what = format!("{name}, {} tokens", case.tokens.len());
+            assert_close(&last, &case.logits, TOLERANCE, &what);
         }
     }
 }
@@ -301,12 +291,7 @@ fn only_the_rows_that_are_asked_for_get_logits() {
     let (model, config) = load("llama", Quantization::Q8_0);
     let tokens = &cases("llama")[2].tokens;
     let whole = prefill(&model, &mut cache(&config), tokens);
-    let blocks: Vec<u32> = (0..16).collect();
-    let mut batch = step(&[Chunk {
-        tokens,
-        done: 0,
-        blocks: &blocks,
-    }]);
+    let mut batch = prompt(tokens);
     batch.logit_rows = vec![18, 3];
     let got = rows(&model.forward(&mut cache(&config), &batch).unwrap());
     assert!(got == [whole[18].clone(), whole[3].clone()]);
@@ -338,27 +323,17 @@ fn half_precision_in_the_kv_cache_is_close() {
     for name in MODELS {
         let (model, config) = load(name, Quantization::None);
         let case = &cases(name)[3];
-        let got = prefill(&model, &mut cache_of(DType::F16, &config), &case.tokens);
-        let last = &got[got.len() - case.logits.len()..];
-        assert_close(last, &case.logits, 2e-2, name);
-        assert!(
-            last != prefill(&model, &mut cache(&config), &case.tokens)
-                .split_at(got.len() - 4)
-                .1,
-            "{name}: not f16"
-        );
+        let last = last_rows(&model, &mut cache_of(DType::F16, &config), case);
+        assert_close(&last, &case.logits, 2e-2, name);
+        let in_f32 = last_rows(&model, &mut cache(&config), case);
+        assert!(last != in_f32, "{name}: not f16");
     }
 }
 
 #[test]
 fn a_batch_that_does_not_fit_is_refused() {
     let (model, config) = load("llama", Quantization::None);
-    let blocks: Vec<u32> = (0..16).collect();
-    let good = step(&[Chunk {
-        tokens: &[5, 6, 7, 8, 9],
-        done: 0,
-        blocks: &blocks,
-    }]);
+    let good = prompt(&[5, 6, 7, 8, 9]);
     let refused = |change: &dyn Fn(&mut StepBatch)| {
         let mut batch = good.clone();
         change(&mut batch);

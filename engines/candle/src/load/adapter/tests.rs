@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::load::tests::{USUAL_MODULES, config_of, make_adapter};
+use crate::load::tests::{USUAL_MODULES, config_of, make_adapter, set};
 
 fn reader() -> AdapterReader {
     AdapterReader {
@@ -35,10 +35,7 @@ fn read(folder: &Path) -> std::result::Result<AdapterWeights, EngineError> {
 /// A valid adapter, except for one field.
 fn with_field(name: &str, value: Value) -> TempDir {
     let folder = adapter();
-    let path = folder.path().join(CONFIG);
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    config[name] = value;
-    fs::write(&path, config.to_string()).unwrap();
+    set(&folder, CONFIG, &format!("/{name}"), value);
     folder
 }
 

@@ -1,34 +1,31 @@
-use std::fs;
-use std::path::PathBuf;
-
 use serde_json::json;
 
 use super::*;
+use crate::load::tests::reference;
 use crate::model::config::Experts;
 
-fn reference(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
-    folder.join(name).join("config.json")
+fn read_reference(name: &str) -> (ModelConfig, &'static str) {
+    let path = reference(name).join("config.json");
+    let checkout = read(&path, &std::fs::read(&path).unwrap()).unwrap();
+    (checkout.config, checkout.gguf_name)
 }
 
-fn read_reference(name: &str) -> (ModelConfig, &'static str) {
-    let path = reference(name);
-    let checkout = read(&path, &fs::read(&path).unwrap()).unwrap();
-    (checkout.config, checkout.gguf_name)
+/// An object with `changes`.
+fn with(mut object: Value, changes: &Value) -> Value {
+    let fields = object.as_object_mut().unwrap();
+    fields.extend(changes.as_object().unwrap().clone());
+    object
 }
 
 /// A Llama configuration as `transformers` 4 wrote it, with `changes`.
 fn llama(changes: &Value) -> Result<ModelConfig, LoadError> {
-    let mut config = json!({
+    let config = json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64,
         "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
         "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
     });
-    let object = config.as_object_mut().unwrap();
-    for (key, value) in changes.as_object().unwrap() {
-        object.insert(key.clone(), value.clone());
-    }
-    read(Path::new("config.json"), config.to_string().as_bytes()).map(|checkout| checkout.config)
+    let config = with(config, changes).to_string();
+    read(Path::new("config.json"), config.as_bytes()).map(|checkout| checkout.config)
 }
 
 fn refused(changes: &Value) -> String {
@@ -194,14 +191,12 @@ fn rotary_scaling_is_read_in_the_ways_of_both_versions() {
 #[test]
 fn longrope_is_chosen_by_the_context() {
     let phi = |changes: &Value| {
-        let mut config = json!({
+        let config = json!({
             "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.25,
             "original_max_position_embeddings": 64,
             "rope_scaling": {"type": "su", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]},
         });
-        let object = config.as_object_mut().unwrap();
-        object.extend(changes.as_object().unwrap().clone());
-        llama(&config)
+        llama(&with(config, changes))
     };
     let long = phi(&json!({})).unwrap().rope;
     assert_eq!(long.rotary_dim, 4);
@@ -241,9 +236,7 @@ fn longrope_is_chosen_by_the_context() {
 #[test]
 fn yarn_is_read() {
     let rope = |changes: &Value| {
-        let mut scaling = json!({"type": "yarn", "factor": 4.0});
-        let object = scaling.as_object_mut().unwrap();
-        object.extend(changes.as_object().unwrap().clone());
+        let scaling = with(json!({"type": "yarn", "factor": 4.0}), changes);
         llama(&json!({"rope_scaling": scaling})).map(|config| config.rope)
     };
     let yarn = |fast_turns, original_context_length, is_rounded| RopeScaling::Yarn {
@@ -309,10 +302,8 @@ fn yarn_makes_the_context_longer_than_the_file_says() {
 #[test]
 fn layers_that_do_not_turn_are_read() {
     let smollm3 = |changes: &Value| {
-        let mut config = json!({"architectures": ["SmolLM3ForCausalLM"]});
-        let object = config.as_object_mut().unwrap();
-        object.extend(changes.as_object().unwrap().clone());
-        llama(&config)
+        let config = json!({"architectures": ["SmolLM3ForCausalLM"]});
+        llama(&with(config, changes))
     };
     let still = |changes| smollm3(&changes).unwrap().rope.still_every;
     assert_eq!(still(json!({})), Some(4));
@@ -357,10 +348,8 @@ fn defaults_are_those_of_transformers() {
 #[test]
 fn what_is_null_is_not_what_is_left_out() {
     let of = |name: &str, changes: Value| {
-        let mut config = json!({"architectures": [name]});
-        let config_map = config.as_object_mut().unwrap();
-        config_map.extend(changes.as_object().unwrap().clone());
-        llama(&config).unwrap()
+        let config = json!({"architectures": [name]});
+        llama(&with(config, &changes)).unwrap()
     };
     let gemma2 = of("Gemma2ForCausalLM", json!({}));
     assert_eq!(

@@ -3,54 +3,12 @@
 mod cross_encoders;
 mod refusals;
 
-use serde_json::{Value, json};
-
 use super::*;
 use crate::model::{BackboneConfig, HeadConfig, HeadStep, Pooling, Positions};
 
-fn encoder(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/encoders");
-    folder.join(name)
-}
-
 /// A copy of a checkout that a test may change.
 fn copy_of_encoder(name: &str) -> TempDir {
-    fn copy(from: &Path, to: &Path) {
-        for entry in fs::read_dir(from).unwrap() {
-            let from = entry.unwrap().path();
-            let to = to.join(from.file_name().unwrap());
-            if from.is_dir() {
-                fs::create_dir(&to).unwrap();
-                copy(&from, &to);
-            } else {
-                fs::copy(&from, to).unwrap();
-            }
-        }
-    }
-    let folder = tempfile::tempdir().unwrap();
-    copy(&encoder(name), folder.path());
-    folder
-}
-
-/// Changes one key of a JSON file; `null` removes it.
-fn set(folder: &TempDir, file: &str, pointer: &str, to: Value) {
-    let path = folder.path().join(file);
-    let mut value: Value = match fs::read(&path) {
-        Ok(text) => serde_json::from_slice(&text).unwrap(),
-        Err(_) => json!({}),
-    };
-    match pointer.rsplit_once('/') {
-        Some(("", key)) if value.is_object() => {
-            let object = value.as_object_mut().unwrap();
-            if to.is_null() {
-                object.remove(key);
-            } else {
-                object.insert(key.to_owned(), to);
-            }
-        }
-        _ => *value.pointer_mut(pointer).unwrap() = to,
-    }
-    fs::write(path, value.to_string()).unwrap();
+    copied(&encoder(name))
 }
 
 /// Changes one key of a copy. The error must have both texts.

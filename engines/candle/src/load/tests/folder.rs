@@ -89,13 +89,13 @@ fn sharded(name: &str) -> TempDir {
 #[test]
 fn shards_are_one_model() {
     let copy = sharded("llama");
-    let whole = logits(&reference("llama"), Quantization::None, &PROMPT);
-    assert_eq!(logits(copy.path(), Quantization::None, &PROMPT), whole);
+    let whole = logits(&reference("llama"), Quantization::None);
+    assert_eq!(logits(copy.path(), Quantization::None), whole);
 }
 
 #[test]
 fn a_whole_file_comes_before_an_index_that_does_not_name_it() {
-    let whole = logits(&reference("llama"), Quantization::None, &PROMPT);
+    let whole = logits(&reference("llama"), Quantization::None);
     let copy = sharded("llama");
     let [first, second] =
         ["00001", "00002"].map(|part| format!("model-{part}-of-00002.safetensors"));
@@ -105,11 +105,11 @@ fn a_whole_file_comes_before_an_index_that_does_not_name_it() {
     let index = fs::read_to_string(&index_path).unwrap();
     let named = index.replace(&first, "model.safetensors");
     fs::write(&index_path, named).unwrap();
-    assert_eq!(logits(copy.path(), Quantization::None, &PROMPT), whole);
+    assert_eq!(logits(copy.path(), Quantization::None), whole);
     fs::write(&index_path, index).unwrap();
     fs::remove_file(copy.path().join(second)).unwrap();
     fs::copy(reference("llama").join("model.safetensors"), single).unwrap();
-    assert_eq!(logits(copy.path(), Quantization::None, &PROMPT), whole);
+    assert_eq!(logits(copy.path(), Quantization::None), whole);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_tensor_of_integers_is_refused() {
 
 #[test]
 fn every_float_type_gives_the_same_answers() {
-    let expected = logits(&reference("llama"), Quantization::None, &PROMPT);
+    let expected = logits(&reference("llama"), Quantization::None);
     let to_f32 = |bytes: &[u8; 2]| half::bf16::from_le_bytes(*bytes).to_f32();
     let as_f32 = changed("llama", |tensors| {
         for tensor in tensors.values_mut() {
@@ -217,7 +217,7 @@ fn every_float_type_gives_the_same_answers() {
             tensor.dtype = Dtype::F32;
         }
     });
-    assert_eq!(logits(as_f32.path(), Quantization::None, &PROMPT), expected);
+    assert_eq!(logits(as_f32.path(), Quantization::None), expected);
     let as_f16 = changed("llama", |tensors| {
         for tensor in tensors.values_mut() {
             let values = tensor.data.as_chunks::<2>().0.iter().map(to_f32);
@@ -227,14 +227,14 @@ fn every_float_type_gives_the_same_answers() {
         }
     });
     // Small bf16 numbers lose bits in f16.
-    let got = logits(as_f16.path(), Quantization::None, &PROMPT);
+    let got = logits(as_f16.path(), Quantization::None);
     assert!(relative_error(&expected, &got) < 1e-4);
 }
 
 #[test]
 fn weights_quantized_at_load_stay_near() {
     let folder = tiny("f32");
-    let expected = logits(folder.path(), Quantization::None, &PROMPT);
+    let expected = logits(folder.path(), Quantization::None);
     // Two layers of random weights double an error; blocks in a wrong order would differ by more than 1.
     for (quantization, most) in [
         (Quantization::Q8_0, 0.05),
@@ -243,7 +243,7 @@ fn weights_quantized_at_load_stay_near() {
         (Quantization::Q4K, 0.5),
         (Quantization::Q4_0, 0.5),
     ] {
-        let got = logits(folder.path(), quantization, &PROMPT);
+        let got = logits(folder.path(), quantization);
         let error = relative_error(&expected, &got);
         assert!(error > 0.0 && error < most, "{quantization}: {error}");
     }
@@ -257,8 +257,8 @@ fn rows_that_are_no_whole_blocks_take_another_type() {
     assert_eq!(dtype(96), GgmlDType::Q8_0);
     assert_eq!(dtype(80), GgmlDType::F32);
     // In this model one matrix per layer has whole blocks of 32; the others do not.
-    let exact = logits(&reference("llama"), Quantization::None, &PROMPT);
-    let got = logits(&reference("llama"), Quantization::Q4K, &PROMPT);
+    let exact = logits(&reference("llama"), Quantization::None);
+    let got = logits(&reference("llama"), Quantization::Q4K);
     let error = relative_error(&exact, &got);
     assert!(error > 0.0 && error < 0.05, "{error}");
 }

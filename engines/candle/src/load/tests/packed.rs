@@ -2,7 +2,6 @@
 
 use ::safetensors::Dtype;
 use candle_core::quantized::GgmlDType;
-use serde_json::{Value, json};
 
 use super::folder::changed;
 use super::*;
@@ -169,12 +168,8 @@ fn a_part_of_another_type_is_named() {
 /// The error for a configuration with another value at `key` of its `quantization_config`.
 fn config_error(name: &str, key: &str, value: Value) -> String {
     let copy = copy_of(name);
-    let path = copy.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let pointer = format!("/quantization_config.{key}").replace('.', "/");
-    let (parent, key) = pointer.rsplit_once('/').unwrap();
-    config.pointer_mut(parent).unwrap()[key] = value;
-    fs::write(&path, config.to_string()).unwrap();
+    set(&copy, CONFIG, &pointer, value);
     open_error(copy.path()).to_string()
 }
 

@@ -51,8 +51,8 @@ fn parts_answer_as_the_whole_does() {
     let first = part(&folder, 1);
     let whole = folder.path().join("whole.gguf");
     assert_eq!(
-        logits(&first, Quantization::None, &PROMPT),
-        logits(&whole, Quantization::None, &PROMPT)
+        logits(&first, Quantization::None),
+        logits(&whole, Quantization::None)
     );
     let open = OpenModel::open(&first).unwrap();
     assert_eq!(open.name, "model");

@@ -5,12 +5,10 @@
 
 mod scores;
 
-use std::path::{Path, PathBuf};
-
-use candle_core::{DType, Device};
 use serde::Deserialize;
 
 use super::*;
+use crate::load::tests::encoder;
 use crate::load::{OpenEmbedder, Quantization, WeightOptions};
 
 const EMBEDDERS: [&str; 5] = ["bert", "bert-dense", "xlm-roberta", "modernbert", "qwen3"];
@@ -35,14 +33,8 @@ struct Case {
     embedding: Vec<f32>,
 }
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/encoders")
-        .join(name)
-}
-
 fn expected(name: &str) -> Expected {
-    let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
+    let text = std::fs::read_to_string(encoder(name).join("expected.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
@@ -51,11 +43,10 @@ fn one_text(tokens: &[u32]) -> WholeSequence {
 }
 
 fn load(name: &str, quantization: Quantization) -> (Embedder, OpenEmbedder) {
-    let open = OpenEmbedder::open(&folder(name)).unwrap();
+    let open = OpenEmbedder::open(&encoder(name)).unwrap();
     let options = WeightOptions {
-        device: Device::Cpu,
-        dtype: DType::F32,
         quantization,
+        ..WeightOptions::exact()
     };
     let mut weights = open.weights(options, |_| {});
     let mut head = |folder: &str| open.head_weights(folder);

@@ -1,10 +1,8 @@
 //! Adapters compared with checkouts that they were merged into, and rows of several adapters in one step.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
-
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
 
 use super::*;
 use crate::load::AdapterReader;
@@ -46,30 +44,15 @@ fn adapter(name: &str, config: &ModelConfig, seed: u64) -> Arc<AdapterWeights> {
 }
 
 /// All tensors of a file, in f32.
-fn tensors(file: &Path) -> BTreeMap<String, Tensor> {
-    let content = std::fs::read(file).unwrap();
-    let parsed = SafeTensors::deserialize(&content).unwrap();
-    let tensor = |view: &TensorView<'_>| {
-        let dtype = if view.dtype() == Dtype::BF16 {
-            DType::BF16
-        } else {
-            DType::F32
-        };
-        Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
-            .and_then(|tensor| tensor.to_dtype(DType::F32))
-            .unwrap()
-    };
-    parsed
-        .iter()
-        .map(|(name, view)| (name.to_owned(), tensor(&view)))
-        .collect()
+fn tensors(file: &Path) -> HashMap<String, Tensor> {
+    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let in_f32 = |(name, tensor): (String, Tensor)| (name, tensor.to_dtype(DType::F32).unwrap());
+    stored.into_iter().map(in_f32).collect()
 }
 
 /// Writes a copy of the reference model `name`, with the adapter in `adapter` merged into its weights.
 fn merge(name: &str, adapter: &Path, to: &Path) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/reference")
-        .join(name);
+    let folder = reference(name);
     let mut weights = tensors(&folder.join("model.safetensors"));
     let adapter = tensors(&adapter.join("adapter_model.safetensors"));
     let mut merged = 0;
@@ -85,21 +68,7 @@ fn merge(name: &str, adapter: &Path, to: &Path) {
         merged += 1;
     }
     assert!(merged > 0);
-    let bytes: BTreeMap<&String, Vec<u8>> = weights
-        .iter()
-        .map(|(name, tensor)| {
-            let numbers = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-            (
-                name,
-                numbers.into_iter().flat_map(f32::to_le_bytes).collect(),
-            )
-        })
-        .collect();
-    let views = weights.iter().map(|(name, tensor)| {
-        let view = TensorView::new(Dtype::F32, tensor.dims().to_vec(), &bytes[name]);
-        (name.as_str(), view.unwrap())
-    });
-    safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
+    candle_core::safetensors::save(&weights, to.join("model.safetensors")).unwrap();
     std::fs::copy(folder.join("config.json"), to.join("config.json")).unwrap();
 }
 
@@ -118,16 +87,9 @@ fn prefill_under(
     tokens: &[u32],
     weights: Option<&Arc<AdapterWeights>>,
 ) -> Vec<Vec<f32>> {
-    let blocks: Vec<u32> = (0..16).collect();
-    let chunk = Chunk {
-        tokens,
-        done: 0,
-        blocks: &blocks,
-    };
-    let batch = step(&[chunk]);
     let batch = match weights {
-        Some(weights) => under(batch, weights),
-        None => batch,
+        Some(weights) => under(prompt(tokens), weights),
+        None => prompt(tokens),
     };
     rows(&model.forward(kv, &batch).unwrap())
 }
@@ -147,12 +109,8 @@ fn logits_under_an_adapter_are_those_of_weights_that_it_was_added_to() {
         let merged = tempfile::tempdir().unwrap();
         merge(name, folder.path(), merged.path());
         let open = OpenModel::open(merged.path()).unwrap();
-        let exact = WeightOptions {
-            device: Device::Cpu,
-            dtype: DType::F32,
-            quantization: Quantization::None,
-        };
-        let merged = Model::try_new(&open.config, &mut open.weights(exact, |_| {})).unwrap();
+        let mut exact = open.weights(WeightOptions::exact(), |_| {});
+        let merged = Model::try_new(&open.config, &mut exact).unwrap();
         for case in cases(name) {
             let tokens = &case.tokens;
             let got = prefill_under(&model, &mut cache(&config), tokens, Some(&weights));
@@ -220,12 +178,7 @@ fn rows_of_two_adapters_and_of_none_have_the_bits_that_they_have_alone() {
 fn a_row_of_an_adapter_that_is_none_of_the_steps_is_refused() {
     let (model, config) = load("llama", Quantization::None);
     let weights = adapter("llama", &config, 7);
-    let blocks: Vec<u32> = (0..16).collect();
-    let mut batch = step(&[Chunk {
-        tokens: &[1, 2],
-        done: 0,
-        blocks: &blocks,
-    }]);
+    let mut batch = prompt(&[1, 2]);
     batch.adapters.push(AdapterRows {
         weights,
         rows: vec![2],

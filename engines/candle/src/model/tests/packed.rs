@@ -5,6 +5,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use super::*;
 use crate::error::LoadError;
 use crate::load::ModelWeights;
+use crate::load::tests::relative_error;
 
 /// Models of packed weights, made by `tests/reference/packed.py`.
 const PACKED: [&str; 12] = [
@@ -51,10 +52,7 @@ impl Weights for Exact<'_> {
 }
 
 fn load_exact(name: &str) -> (Model, ModelConfig) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/reference")
-        .join(name);
-    let open = OpenModel::open(&folder).unwrap();
+    let open = OpenModel::open(&reference(name)).unwrap();
     let mut weights = Exact(open.weights(WeightOptions::exact(), |_| {}));
     let model = Model::try_new(&open.config, &mut weights).unwrap();
     drop(weights);
@@ -101,10 +99,7 @@ impl Weights for QuantizedPart<'_> {
 #[test]
 fn a_step_with_any_quantized_matrix_is_not_recorded() {
     let can_be_recorded = |model: &str, part: &str| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/reference")
-            .join(model);
-        let open = OpenModel::open(&folder).unwrap();
+        let open = OpenModel::open(&reference(model)).unwrap();
         let exact = Exact(open.weights(WeightOptions::exact(), |_| {}));
         let mut weights = QuantizedPart { exact, part };
         let model = Model::try_new(&open.config, &mut weights).unwrap();
@@ -133,10 +128,9 @@ fn packed_weights_are_the_numbers_that_they_stand_for() {
     for name in PACKED {
         let (model, config) = load_exact(name);
         for case in cases(name) {
-            let got = prefill(&model, &mut cache(&config), &case.tokens);
-            let last = &got[got.len() - case.logits.len()..];
+            let last = last_rows(&model, &mut cache(&config), &case);
             let what = format!("{name}, {} tokens", case.tokens.len());
-            assert_close(last, &case.logits, TOLERANCE, &what);
+            assert_close(&last, &case.logits, TOLERANCE, &what);
         }
     }
 }
@@ -148,12 +142,8 @@ fn packed_weights_as_they_are_served_are_near_the_reference() {
     for name in PACKED {
         let (model, config) = load(name, Quantization::default());
         for case in cases(name) {
-            let got = prefill(&model, &mut cache(&config), &case.tokens);
-            let last = &got[got.len() - case.logits.len()..];
-            let pairs = || last.iter().flatten().zip(case.logits.iter().flatten());
-            let error: f32 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
-            let size: f32 = pairs().map(|(_, b)| b * b).sum();
-            let error = (error / size).sqrt();
+            let last = last_rows(&model, &mut cache(&config), &case);
+            let error = relative_error(&case.logits.concat(), &last.concat());
             assert!(error > 0.0 && error < 0.25, "{name}: {error}");
         }
     }

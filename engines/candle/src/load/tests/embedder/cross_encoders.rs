@@ -4,7 +4,6 @@ use super::*;
 use crate::load::Purpose;
 use crate::model::Nonlinearity;
 
-const CONFIG: &str = "config.json";
 const BERT: &str = "bert-scores";
 const MODERN: &str = "modernbert-scores";
 

@@ -2,8 +2,6 @@
 
 use super::*;
 
-const CONFIG: &str = "config.json";
-
 #[test]
 fn what_cannot_be_computed_is_named_with_what_would_do() {
     let of_bert = [

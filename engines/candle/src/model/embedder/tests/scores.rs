@@ -29,7 +29,7 @@ struct Pair {
 }
 
 fn pairs(name: &str) -> (Vec<WholeSequence>, Vec<f32>) {
-    let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
+    let text = std::fs::read_to_string(encoder(name).join("expected.json")).unwrap();
     let Scores { cases, texts } = serde_json::from_str(&text).unwrap();
     assert!(cases.len() > 3 && texts.len() > 3, "{name}");
     let sequence = |pair: Pair| {
