@@ -18,14 +18,13 @@ use genset_backend_common::{
     EngineConfig, EngineError, EngineState, GenerateRequest, Input, LLMEngine, RequestContext,
     RequestField, StartContext, async_trait, request::ScorePair,
 };
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use self::loading::{CheckoutLoader, EmbedderLoader};
+use self::loading::{CheckoutLoader, LoadedEmbedder};
 use self::queue::Pending;
 use self::thread::{Serving, Told};
 use crate::CandleArgs;
-use crate::engine::thread::EngineThread;
+use crate::engine::thread::{EngineThread, Loader};
 use crate::model::embedder::WholeSequence;
 
 /// The most vectors in one item of an answer, which keeps the items of a large request small.
@@ -50,10 +49,9 @@ const VECTORS_PER_ITEM: usize = 64;
 /// # }
 /// ```
 pub struct EmbeddingEngine {
-    loader: Arc<dyn EmbedderLoader>,
+    loader: Arc<dyn Loader<LoadedEmbedder>>,
     state: EngineState<Serving>,
-    /// Outside the state, because a start that was dropped also leaves a thread to join.
-    thread: Mutex<Option<EngineThread>>,
+    thread: EngineThread,
 }
 
 impl fmt::Debug for EmbeddingEngine {
@@ -73,11 +71,11 @@ impl EmbeddingEngine {
         )))
     }
 
-    fn with_loader(loader: Arc<dyn EmbedderLoader>) -> Self {
+    fn with_loader(loader: Arc<dyn Loader<LoadedEmbedder>>) -> Self {
         Self {
             loader,
             state: EngineState::new(),
-            thread: Mutex::new(None),
+            thread: EngineThread::default(),
         }
     }
 }
@@ -86,14 +84,11 @@ impl EmbeddingEngine {
 impl LLMEngine for EmbeddingEngine {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         let start = async {
-            let (thread, ready) = thread::spawn(Arc::clone(&self.loader), ctx)?;
-            *self.thread.lock() = Some(thread);
-            let ended = || {
-                EngineError::internal(
-                    "the engine thread ended while it loaded the model; see the log",
-                )
-            };
-            let serving = ready.await.map_err(|_| ended())??;
+            let loader = Arc::clone(&self.loader);
+            let serving = self
+                .thread
+                .start(ctx, move |ctx, ready| thread::serve(&*loader, ctx, ready))
+                .await?;
             let config = serving.config.clone();
             Ok((serving, config))
         };
@@ -137,10 +132,7 @@ impl LLMEngine for EmbeddingEngine {
             // An engine thread that ended by itself takes no command, and needs none.
             drop(serving.told.send(Told::Stop).await);
         }
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread {
-            thread.ended().await;
-        }
+        self.thread.ended().await;
         Ok(())
     }
 }

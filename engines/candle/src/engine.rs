@@ -43,7 +43,7 @@ use self::mailbox::{Nudge, mailbox};
 use self::readers::Readers;
 use self::real::RealLoader;
 use self::sequence::{Active, Arrival};
-use self::thread::{EngineThread, Loader, Serving};
+use self::thread::{EngineThread, Loaded, Loader, Serving};
 use self::transfer::PrefillLeg;
 use crate::CandleArgs;
 
@@ -56,10 +56,9 @@ const COMPILING: usize = 2;
 /// Language models on CPU and CUDA, batched continuously over a paged KV cache. The
 /// [crate's documentation](crate) has an example.
 pub struct CandleEngine {
-    loader: Arc<dyn Loader>,
+    loader: Arc<dyn Loader<Loaded>>,
     state: EngineState<Running>,
-    /// Outside the state, because a start that was dropped also leaves a thread to join.
-    thread: Mutex<Option<EngineThread>>,
+    thread: EngineThread,
 }
 
 struct Running {
@@ -93,23 +92,23 @@ impl CandleEngine {
         )))
     }
 
-    fn with_loader(loader: Arc<dyn Loader>) -> Self {
+    fn with_loader(loader: Arc<dyn Loader<Loaded>>) -> Self {
         Self {
             loader,
             state: EngineState::new(),
-            thread: Mutex::new(None),
+            thread: EngineThread::default(),
         }
     }
 
     async fn load(&self, start: StartContext) -> Result<Running, EngineError> {
         let readers = Arc::new(Readers::default());
-        let (thread, ready) =
-            EngineThread::spawn(Arc::clone(&self.loader), start, Arc::clone(&readers))?;
-        *self.thread.lock() = Some(thread);
-        let ended = || {
-            EngineError::internal("the engine thread ended while it loaded the model; see the log")
-        };
-        let serving = ready.await.map_err(|_| ended())??;
+        let (loader, of_thread) = (Arc::clone(&self.loader), Arc::clone(&readers));
+        let serving = self
+            .thread
+            .start(start, move |start, ready| {
+                thread::serve(&*loader, start, of_thread, ready);
+            })
+            .await?;
         let mut tasks = JoinSet::new();
         tasks.spawn(readers.serve());
         let holds = serving.transfers.holds.clone();
@@ -169,10 +168,7 @@ impl LLMEngine for CandleEngine {
             // An engine thread that ended by itself takes no command, and needs none.
             drop(running.serving.commands.send(Command::Stop).await);
         }
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread {
-            thread.ended().await;
-        }
+        self.thread.ended().await;
         if let Some(running) = running {
             let mut tasks = std::mem::take(&mut *running.tasks.lock());
             tasks.shutdown().await;

@@ -11,9 +11,10 @@ use genset_backend_common::{
 use crate::args::CandleArgs;
 use crate::engine::forward::ForwardError;
 use crate::engine::real::{
-    Abandonable, device, dtype, fraction, narrow, set_activation_bits, set_isa, set_threads, wide,
+    Abandonable, loading_progress, narrow, set_isa, set_threads, weight_options, wide,
 };
-use crate::load::{OpenEmbedder, Purpose, WeightOptions, available_memory};
+use crate::engine::thread::Loader;
+use crate::load::{OpenEmbedder, Purpose, available_memory};
 use crate::model::embedder::{Embedder, StepRoom, WholeSequence};
 
 /// The longest input unless `--max-num-batched-tokens` is set. An input is computed in one step, and a step's memory grows
@@ -43,16 +44,6 @@ pub(super) struct LoadedEmbedder {
     pub(super) max_waiting: usize,
 }
 
-/// Loads the model. Called once, on the engine thread.
-pub(super) trait EmbedderLoader: Send + Sync {
-    /// `was_given_up` returns whether nobody waits for the model any more.
-    fn load(
-        &self,
-        start: &StartContext,
-        was_given_up: &dyn Fn() -> bool,
-    ) -> Result<LoadedEmbedder, EngineError>;
-}
-
 /// Loads a checkout folder.
 #[derive(Debug)]
 pub(super) struct CheckoutLoader {
@@ -79,7 +70,7 @@ impl CheckoutLoader {
     }
 }
 
-impl EmbedderLoader for CheckoutLoader {
+impl Loader<LoadedEmbedder> for CheckoutLoader {
     fn load(
         &self,
         start: &StartContext,
@@ -90,24 +81,14 @@ impl EmbedderLoader for CheckoutLoader {
         self.args.speculation.refuse_for_embedder()?;
         start.progress.report("reading the model's headers", None);
         let open = OpenEmbedder::open(&self.model)?;
-        let device = device(self.args.device)?;
-        set_activation_bits(self.args.activation_bits, device.is_cpu())?;
-        let dtype = dtype(self.args.dtype, &device)?;
-        let options = WeightOptions {
-            device: device.clone(),
-            dtype,
-            quantization: self.args.quantize,
-        };
+        let options = weight_options(&self.args)?;
+        let (device, dtype) = (options.device.clone(), options.dtype);
         let room = self.room(open.max_tokens, device.is_cpu());
         if let Some(available) = available_memory(&device) {
             open.check_memory(&options, room.tokens, available)?;
         }
-        let progress = start.progress.clone();
-        let weights = open.weights(options, move |done| {
-            progress.report("loading weights", Some(fraction(done)));
-        });
         let mut weights = Abandonable {
-            weights,
+            weights: open.weights(options, loading_progress(start)),
             was_given_up,
         };
         let head = &mut |folder: &str| open.head_weights(folder);

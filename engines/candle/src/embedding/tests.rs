@@ -7,7 +7,7 @@ use genset_backend_common::{
     config::{Deviation, InputKind},
 };
 
-use super::loading::{LoadedEmbedder, MakeVectors, engine_config};
+use super::loading::{MakeVectors, engine_config};
 use super::*;
 use crate::DeviceChoice;
 use crate::engine::forward::ForwardError;
@@ -165,7 +165,7 @@ impl MakeVectors for Failing {
 
 struct FailingLoader;
 
-impl EmbedderLoader for FailingLoader {
+impl Loader<LoadedEmbedder> for FailingLoader {
     fn load(
         &self,
         _start: &StartContext,

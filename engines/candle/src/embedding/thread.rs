@@ -1,22 +1,19 @@
 //! The thread that loads an embedder and serves it. Each step plans, computes and answers; commands are taken between steps.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext, handles::LoadPublisher,
 };
 use genset_scheduler::Stats;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::loading::{EmbedderLoader, LoadedEmbedder, MakeVectors};
+use super::loading::{LoadedEmbedder, MakeVectors};
 use super::queue::{Pending, Queue};
-use crate::engine::forward::ForwardError;
-use crate::engine::forward::panic_text;
+use crate::engine::forward::{ForwardError, contained};
 use crate::engine::metrics::{Metrics, StepFigures};
-use crate::engine::thread::EngineThread;
+use crate::engine::thread::{Loader, Ready};
 use crate::model::embedder::WholeSequence;
 
 /// Commands that may queue during a step; further senders wait.
@@ -41,29 +38,12 @@ pub(super) struct Serving {
     pub(super) config: EngineConfig,
 }
 
-type Ready = oneshot::Sender<Result<Serving, EngineError>>;
-
-/// Starts the thread. The receiver gets the handle, or the error of the load; dropping it cancels the start.
-///
-/// # Errors
-/// The system cannot create a thread.
-pub(super) fn spawn(
-    loader: Arc<dyn EmbedderLoader>,
-    start: StartContext,
-) -> Result<
-    (
-        EngineThread,
-        oneshot::Receiver<Result<Serving, EngineError>>,
-    ),
-    EngineError,
-> {
-    let (ready, is_ready) = oneshot::channel();
-    let health = start.health.clone();
-    let thread = EngineThread::spawn_body(health, move || serve(&*loader, &start, ready))?;
-    Ok((thread, is_ready))
-}
-
-fn serve(loader: &dyn EmbedderLoader, start: &StartContext, ready: Ready) {
+/// The thread's body.
+pub(super) fn serve(
+    loader: &dyn Loader<LoadedEmbedder>,
+    start: &StartContext,
+    ready: Ready<Serving>,
+) {
     let loaded = match loader.load(start, &|| ready.is_closed()) {
         Ok(loaded) => loaded,
         Err(error) => return drop(ready.send(Err(error))),
@@ -219,8 +199,7 @@ fn compute(
     model: &mut dyn MakeVectors,
     inputs: &[&WholeSequence],
 ) -> Result<Vec<Vec<f32>>, ForwardError> {
-    let computed = catch_unwind(AssertUnwindSafe(|| model.make_vectors(inputs)));
-    let vectors = computed.unwrap_or_else(|panic| Err(panic_text(&*panic).into()))?;
+    let vectors = contained(|| model.make_vectors(inputs))?;
     if vectors.len() == inputs.len() {
         return Ok(vectors);
     }

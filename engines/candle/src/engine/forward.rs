@@ -41,15 +41,15 @@ pub(crate) trait Forward: Send {
 ///
 /// # Errors
 /// Those of `work`.
-pub(super) fn contained(
-    work: impl FnOnce() -> std::result::Result<Tensor, ForwardError>,
-) -> std::result::Result<Tensor, ForwardError> {
+pub(crate) fn contained<T>(
+    work: impl FnOnce() -> std::result::Result<T, ForwardError>,
+) -> std::result::Result<T, ForwardError> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(ForwardError::from(panic_text(&*panic))))
 }
 
 /// The message of a panic.
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("it panicked: {}", text.unwrap_or("(no message)"))

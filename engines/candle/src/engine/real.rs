@@ -17,7 +17,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::limits::limits;
-pub(crate) use self::process::{set_activation_bits, set_isa, set_threads};
+use self::process::set_activation_bits;
+pub(crate) use self::process::{set_isa, set_threads};
 use self::speculation::OpenSpeculation;
 use super::adapters::{AdapterLimits, Adapters};
 use super::capabilities;
@@ -99,7 +100,7 @@ impl RealLoader {
     }
 }
 
-impl Loader for RealLoader {
+impl Loader<Loaded> for RealLoader {
     fn load(
         &self,
         start: &StartContext,
@@ -119,14 +120,8 @@ impl Loader for RealLoader {
         if let Some(most) = self.args.context_length_tokens {
             open.config.context_length = open.config.context_length.min(wide(most.get()));
         }
-        let device = device(self.args.device)?;
-        set_activation_bits(self.args.activation_bits, device.is_cpu())?;
-        let dtype = dtype(self.args.dtype, &device)?;
-        let options = WeightOptions {
-            device: device.clone(),
-            dtype,
-            quantization: self.args.quantize,
-        };
+        let options = weight_options(&self.args)?;
+        let (device, dtype) = (options.device.clone(), options.dtype);
         let limits = limits(&self.args, device.is_cpu())?;
         let model_config = self.model_config.as_deref();
         let speculation = speculation
@@ -334,17 +329,11 @@ fn load_model(
     start: &StartContext,
     was_given_up: &dyn Fn() -> bool,
 ) -> Result<Model, EngineError> {
-    let progress = start.progress.clone();
-    let weights = open.weights(options, move |done| {
-        progress.report("loading weights", Some(fraction(done)))
-    });
-    Ok(Model::try_new(
-        &open.config,
-        &mut Abandonable {
-            weights,
-            was_given_up,
-        },
-    )?)
+    let mut weights = Abandonable {
+        weights: open.weights(options, loading_progress(start)),
+        was_given_up,
+    };
+    Ok(Model::try_new(&open.config, &mut weights)?)
 }
 
 /// The KV cache of a model.
@@ -382,12 +371,18 @@ fn tell_slow(model: &Model) {
     }
 }
 
+/// Reports how much of the weights is loaded.
+pub(crate) fn loading_progress(start: &StartContext) -> impl FnMut(LoadProgress) + use<> {
+    let progress = start.progress.clone();
+    move |done| progress.report("loading weights", Some(fraction(done)))
+}
+
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     reason = "a bar on a screen"
 )]
-pub(crate) fn fraction(done: LoadProgress) -> f32 {
+fn fraction(done: LoadProgress) -> f32 {
     (done.bytes as f64 / done.all_bytes.max(1) as f64) as f32
 }
 
@@ -440,7 +435,18 @@ impl<W: Weights> Weights for Abandonable<'_, W> {
     }
 }
 
-pub(crate) fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
+/// The device and the types that the flags ask for. Sets the bits of activations too.
+pub(crate) fn weight_options(args: &CandleArgs) -> Result<WeightOptions, EngineError> {
+    let device = device(args.device)?;
+    set_activation_bits(args.activation_bits, device.is_cpu())?;
+    Ok(WeightOptions {
+        dtype: dtype(args.dtype, &device)?,
+        device,
+        quantization: args.quantize,
+    })
+}
+
+fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
         DeviceChoice::Auto if !candle_core::utils::cuda_is_available() => Ok(Device::Cpu),
@@ -461,7 +467,7 @@ pub(crate) fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
     }
 }
 
-pub(crate) fn dtype(choice: DtypeChoice, device: &Device) -> Result<DType, EngineError> {
+fn dtype(choice: DtypeChoice, device: &Device) -> Result<DType, EngineError> {
     match (choice, device.is_cpu()) {
         (DtypeChoice::Auto | DtypeChoice::F32, true) => Ok(DType::F32),
         (DtypeChoice::F16 | DtypeChoice::Bf16, true) => {

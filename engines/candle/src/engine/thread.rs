@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use genset_backend_common::{EngineConfig, EngineError, HealthReporter, StartContext, error::At};
+use genset_backend_common::{EngineConfig, EngineError, StartContext, error::At};
 use genset_sampling::guided::GuideFactory;
 use genset_scheduler::{FreedSequences, Limits, Scheduler};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::adapters::Adapters;
@@ -41,13 +42,10 @@ pub(crate) struct Loaded {
 }
 
 /// Loads the model. Called once, on the engine thread.
-pub(crate) trait Loader: Send + Sync {
+pub(crate) trait Loader<T>: Send + Sync {
     /// `was_given_up` returns whether nobody waits for the model any more.
-    fn load(
-        &self,
-        start: &StartContext,
-        was_given_up: &dyn Fn() -> bool,
-    ) -> Result<Loaded, EngineError>;
+    fn load(&self, start: &StartContext, was_given_up: &dyn Fn() -> bool)
+    -> Result<T, EngineError>;
 }
 
 /// The engine's handle of a serving thread.
@@ -61,72 +59,69 @@ pub(crate) struct Serving {
     pub(crate) adapters: Option<Arc<Adapters>>,
 }
 
-/// The thread, to be joined.
+/// Gets the handle of a serving thread, or the error of the load. Closed if nobody waits for it any more.
+pub(crate) type Ready<T> = oneshot::Sender<Result<T, EngineError>>;
+
+/// The thread of an engine. A start that was dropped also leaves one to join.
+#[derive(Debug, Default)]
+pub(crate) struct EngineThread(Mutex<Option<Started>>);
+
 #[derive(Debug)]
-pub(crate) struct EngineThread {
+struct Started {
     handle: JoinHandle<()>,
     /// Closes as the thread ends.
     is_over: mpsc::Receiver<()>,
 }
 
 impl EngineThread {
-    /// Starts the thread. The receiver gets the handle, or the error of the load; dropping it cancels the start.
+    /// Starts the thread, and waits for what its body loads. Reports a panic of the body. Dropping the future cancels the start.
     ///
     /// # Errors
-    /// The system cannot create a thread.
-    pub(crate) fn spawn(
-        loader: Arc<dyn Loader>,
+    /// The system cannot create a thread, or the load failed.
+    pub(crate) async fn start<T: Send + 'static>(
+        &self,
         start: StartContext,
-        readers: Arc<Readers>,
-    ) -> Result<(Self, oneshot::Receiver<Result<Serving, EngineError>>), EngineError> {
+        body: impl FnOnce(&StartContext, Ready<T>) + Send + 'static,
+    ) -> Result<T, EngineError> {
         let (ready, is_ready) = oneshot::channel();
-        let health = start.health.clone();
-        let body = move || serve(&*loader, &start, readers, ready);
-        Ok((Self::spawn_body(health, body)?, is_ready))
-    }
-
-    /// Starts a thread with this body, and reports its panic.
-    ///
-    /// # Errors
-    /// The system cannot create a thread.
-    pub(crate) fn spawn_body(
-        health: HealthReporter,
-        body: impl FnOnce() + Send + 'static,
-    ) -> Result<Self, EngineError> {
         let (over, is_over) = mpsc::channel(1);
+        let health = start.health.clone();
         let body = move || {
-            let ended = catch_unwind(AssertUnwindSafe(body));
-            report_panic(ended, &health);
+            let ended = catch_unwind(AssertUnwindSafe(move || body(&start, ready)));
+            if ended.is_err() {
+                tracing::error!("the engine thread panicked; please report it");
+                health.report_dead("the engine thread panicked");
+            }
             drop(over);
         };
         let spawned = Builder::new().name("genset-candle".into()).spawn(body);
         let handle = spawned.map_err(|error| {
             EngineError::internal("no thread for the engine").with_source(error)
         })?;
-        Ok(Self { handle, is_over })
+        *self.0.lock() = Some(Started { handle, is_over });
+        is_ready.await.unwrap_or_else(|_| {
+            let problem = "the engine thread ended while it loaded the model; see the log";
+            Err(EngineError::internal(problem))
+        })
     }
 
     /// Waits until the thread has ended.
-    pub(crate) async fn ended(mut self) {
+    pub(crate) async fn ended(&self) {
+        let started = self.0.lock().take();
+        let Some(mut started) = started else { return };
         // Nothing is ever sent. The channel closes as the thread's last action, so joining does not block.
-        let _ = self.is_over.recv().await;
+        let _ = started.is_over.recv().await;
         // Its panics are caught inside.
-        let _ = self.handle.join();
+        let _ = started.handle.join();
     }
 }
 
-fn report_panic(ended: std::thread::Result<()>, health: &HealthReporter) {
-    if ended.is_err() {
-        tracing::error!("the engine thread panicked; please report it");
-        health.report_dead("the engine thread panicked");
-    }
-}
-
-fn serve(
-    loader: &dyn Loader,
+/// The thread's body.
+pub(super) fn serve(
+    loader: &dyn Loader<Loaded>,
     start: &StartContext,
     readers: Arc<Readers>,
-    ready: oneshot::Sender<Result<Serving, EngineError>>,
+    ready: Ready<Serving>,
 ) {
     let loaded = loader.load(start, &|| ready.is_closed());
     let built = loaded.and_then(|loaded| build(loaded, start, readers));

@@ -152,7 +152,7 @@ impl Fake {
     }
 }
 
-impl Loader for Fake {
+impl Loader<Loaded> for Fake {
     fn load(
         &self,
         _start: &StartContext,
