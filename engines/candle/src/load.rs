@@ -155,23 +155,12 @@ impl OpenModel {
     }
 
     fn open_folder(path: &Path) -> Result<Self, LoadError> {
-        let config_path = path.join(CONFIG);
-        if !config_path.exists() {
-            let problem = format!("it has no {CONFIG}{}", safetensors::unfinished(path));
-            return Err(LoadError::incomplete(path, problem));
-        }
-        let text = read_file(&config_path)?;
+        let (config_path, text) = read_config(path)?;
         let checkout = config::read(&config_path, &text)?;
         let config = checkout.config;
-        let tokenizer = path.join("tokenizer.json");
-        if tokenizer.exists() {
-            tokenizer::check(&tokenizer, &read_file(&tokenizer)?, config.vocab_size)?;
-        }
-        let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        check_tokenizer(path, config.vocab_size)?;
         Ok(Self {
-            name: full
-                .file_name()
-                .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
+            name: folder_name(path),
             config,
             path: path.to_owned(),
             architecture: checkout.gguf_name.to_owned(),
@@ -366,12 +355,39 @@ pub fn gguf_name(path: &Path) -> String {
         .map_or_else(default_name, |name| name.to_string_lossy().into_owned())
 }
 
+/// The name of the model in a checkout folder.
+fn folder_name(path: &Path) -> String {
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    full.file_name()
+        .map_or_else(default_name, |name| name.to_string_lossy().into_owned())
+}
+
 fn default_name() -> String {
     "model".to_owned()
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, LoadError> {
     fs::read(path).map_err(|error| LoadError::read(path, error))
+}
+
+/// The path and the content of a checkout's `config.json`.
+fn read_config(folder: &Path) -> Result<(PathBuf, Vec<u8>), LoadError> {
+    let path = folder.join(CONFIG);
+    if !path.exists() {
+        let problem = format!("it has no {CONFIG}{}", safetensors::unfinished(folder));
+        return Err(LoadError::incomplete(folder, problem));
+    }
+    let text = read_file(&path)?;
+    Ok((path, text))
+}
+
+/// Checks the tokenizer of a checkout, if it has one.
+fn check_tokenizer(folder: &Path, vocab_size: usize) -> Result<(), LoadError> {
+    let path = folder.join("tokenizer.json");
+    if path.exists() {
+        tokenizer::check(&path, &read_file(&path)?, vocab_size)?;
+    }
+    Ok(())
 }
 
 fn tokenizer_files(folder: &Path) -> Result<Vec<ModelFile>, LoadError> {

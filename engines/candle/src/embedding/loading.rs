@@ -91,8 +91,9 @@ impl Loader<LoadedEmbedder> for CheckoutLoader {
             weights: open.weights(options, loading_progress(start)),
             was_given_up,
         };
-        let head = &mut |folder: &str| open.head_weights(folder);
-        let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, head, room)?;
+        let head =
+            |folder: &str, name: &str, shape: &[usize]| open.head_tensor(folder, name, shape);
+        let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &head, room)?;
         let config = engine_config(&open, room, device.is_cpu());
         let max_tokens = config.context_length_tokens;
         tracing::info!(

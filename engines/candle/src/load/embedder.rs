@@ -10,6 +10,7 @@ mod plan;
 
 use std::path::{Path, PathBuf};
 
+use candle_core::Tensor;
 use serde_json::Value;
 
 use self::classifier::Classifier;
@@ -18,10 +19,9 @@ use super::map::MappedFile;
 use super::plan::{PlannedTensor, plan as decoder_plan};
 use super::safetensors::SafetensorsFolder;
 use super::tensors::RawTensor;
-use super::weights::{LoadProgress, ModelWeights, WeightOptions, to_u64};
-use super::{CONFIG, MemoryEstimate, TensorFiles, default_name, read_file, safetensors, tokenizer};
+use super::weights::{LoadProgress, ModelWeights, WeightOptions, dense, to_u64};
+use super::{CONFIG, MemoryEstimate, TensorFiles, check_tokenizer, folder_name, read_config};
 use crate::error::{Bytes, LoadError};
-use crate::model::weights::Weights;
 use crate::model::{BackboneConfig, HeadConfig, ModelConfig};
 
 /// The file that lists a checkout's modules.
@@ -71,25 +71,18 @@ impl OpenEmbedder {
     /// # Errors
     /// [`LoadError`]: any problem with the files.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let config_path = path.join(CONFIG);
-        if !config_path.exists() {
-            let problem = format!("it has no {CONFIG}{}", safetensors::unfinished(path));
-            return Err(LoadError::incomplete(path, problem));
-        }
-        let text = read_file(&config_path)?;
+        let (config_path, text) = read_config(path)?;
         let described = config::read(&config_path, &text)?;
         let head = head_of(path, &config_path, &text, &described)?;
         modules::check_case(path)?;
         let most = described.max_tokens;
-        let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let folder = SafetensorsFolder::open(path)?;
         let prefix = match &described.backbone {
             BackboneConfig::Encoder(config) => plan::prefix(config, &folder)?,
             BackboneConfig::Decoder(_) => "",
         };
         let open = Self {
-            name: (full.file_name())
-                .map_or_else(default_name, |name| name.to_string_lossy().into_owned()),
+            name: folder_name(path),
             max_tokens: modules::max_tokens(path)?.map_or(most, |asked| asked.min(most)),
             naming: described.naming,
             purpose: described.purpose,
@@ -104,16 +97,13 @@ impl OpenEmbedder {
     }
 
     fn check(&self) -> Result<(), LoadError> {
-        let tokenizer = self.path.join("tokenizer.json");
-        if tokenizer.exists() {
-            let text = read_file(&tokenizer)?;
-            tokenizer::check(&tokenizer, &text, self.backbone.vocab_size())?;
-        }
+        check_tokenizer(&self.path, self.backbone.vocab_size())?;
         for tensor in self.planned() {
             self.required(&tensor.name, &tensor.shape)?;
         }
         for (folder, tensor) in plan::of_head(&self.head) {
-            HeadFolder::open(&self.path, folder)?.required(&tensor.name, &tensor.shape)?;
+            let folder = SafetensorsFolder::open(&self.path.join(folder))?;
+            folder.required(&tensor.name, &tensor.shape)?;
         }
         Ok(())
     }
@@ -178,10 +168,15 @@ impl OpenEmbedder {
         })
     }
 
-    /// Prepares to read the weights of the head's steps from the checkout's `folder`, unquantized and on the CPU.
-    pub(crate) fn head_weights(&self, folder: &str) -> Result<Box<dyn Weights + '_>, LoadError> {
-        let folder = HeadFolder::open(&self.path, folder)?;
-        Ok(Box::new(OwnedWeights { folder }))
+    /// Reads a tensor of the head's steps from the checkout's `folder`, in f32 on the CPU.
+    pub(crate) fn head_tensor(
+        &self,
+        folder: &str,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Tensor, LoadError> {
+        let folder = SafetensorsFolder::open(&self.path.join(folder))?;
+        dense(&folder.required(name, shape)?)
     }
 }
 
@@ -269,80 +264,5 @@ impl OpenEmbedder {
             }
         }
         Ok(None)
-    }
-}
-
-/// The tensors of a module in its own folder.
-#[derive(Debug)]
-struct HeadFolder {
-    path: PathBuf,
-    folder: SafetensorsFolder,
-}
-
-impl HeadFolder {
-    fn open(checkout: &Path, folder: &str) -> Result<Self, LoadError> {
-        let path = checkout.join(folder);
-        Ok(Self {
-            folder: SafetensorsFolder::open(&path)?,
-            path,
-        })
-    }
-}
-
-impl TensorFiles for HeadFolder {
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn planned(&self) -> Vec<PlannedTensor> {
-        Vec::new()
-    }
-
-    fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
-        self.folder.tensor(name)
-    }
-
-    fn mapped(&self) -> &[MappedFile] {
-        self.folder.mapped()
-    }
-}
-
-/// [`ModelWeights`] that own their folder.
-#[derive(Debug)]
-struct OwnedWeights {
-    folder: HeadFolder,
-}
-
-impl OwnedWeights {
-    fn weights(&self) -> ModelWeights<'_> {
-        ModelWeights::new(&self.folder, WeightOptions::exact(), Box::new(|_| {}))
-    }
-}
-
-impl Weights for OwnedWeights {
-    fn device(&self) -> &candle_core::Device {
-        &candle_core::Device::Cpu
-    }
-
-    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<candle_core::Tensor, LoadError> {
-        self.weights().tensor(name, shape)
-    }
-
-    fn matrix(
-        &mut self,
-        name: &str,
-        out_features: usize,
-        in_features: usize,
-    ) -> Result<crate::model::Matrix, LoadError> {
-        self.weights().matrix(name, out_features, in_features)
-    }
-
-    fn embedding(
-        &mut self,
-        name: &str,
-        vocab_size: usize,
-        hidden_size: usize,
-    ) -> Result<crate::model::Matrix, LoadError> {
-        self.weights().embedding(name, vocab_size, hidden_size)
     }
 }

@@ -11,6 +11,7 @@ mod int4;
 mod stored;
 
 use self::int4::Packing;
+use super::TensorFiles;
 use super::safetensors::SafetensorsFolder;
 use super::tensors::RawTensor;
 use crate::error::LoadError;

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::map::MappedFile;
 use super::tensors::{Data, RawTensor, RowOrder};
+use super::{PlannedTensor, TensorFiles};
 use crate::error::LoadError;
 use crate::model::WeightType;
 
@@ -52,11 +53,6 @@ impl SafetensorsFolder {
         Ok(folder)
     }
 
-    /// The folder's tensor files.
-    pub(crate) fn mapped(&self) -> &[MappedFile] {
-        &self.files
-    }
-
     fn add(&mut self, file: MappedFile) -> Result<(), LoadError> {
         let broken = |error: safetensors::SafeTensorError| LoadError::broken(file.path(), error);
         let parsed = SafeTensors::deserialize(&file).map_err(broken)?;
@@ -77,11 +73,6 @@ impl SafetensorsFolder {
         Ok(())
     }
 
-    /// The folder.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// The tensor of that name, of any type, if the folder has it.
     pub(crate) fn stored(&self, name: &str) -> Option<Stored<'_>> {
         let (name, entry) = self.tensors.get_key_value(name)?;
@@ -95,8 +86,28 @@ impl SafetensorsFolder {
         })
     }
 
-    /// The float tensor of that name, if the folder has it.
-    pub(crate) fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
+    /// The error for a tensor whose type is not one of those `supported`.
+    pub(crate) fn wrong_dtype(&self, stored: &Stored<'_>, supported: &'static str) -> LoadError {
+        LoadError::UnsupportedDtype {
+            path: self.path.clone(),
+            name: stored.name.to_owned(),
+            found: stored.dtype.to_string(),
+            supported,
+        }
+    }
+}
+
+/// The folder's tensors of floats; as such it requires none.
+impl TensorFiles for SafetensorsFolder {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn planned(&self) -> Vec<PlannedTensor> {
+        Vec::new()
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
         let Some(stored) = self.stored(name) else {
             return Ok(None);
         };
@@ -111,14 +122,8 @@ impl SafetensorsFolder {
         }))
     }
 
-    /// The error for a tensor whose type is not one of those `supported`.
-    pub(crate) fn wrong_dtype(&self, stored: &Stored<'_>, supported: &'static str) -> LoadError {
-        LoadError::UnsupportedDtype {
-            path: self.path.clone(),
-            name: stored.name.to_owned(),
-            found: stored.dtype.to_string(),
-            supported,
-        }
+    fn mapped(&self) -> &[MappedFile] {
+        &self.files
     }
 }
 

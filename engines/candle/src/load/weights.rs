@@ -240,7 +240,7 @@ fn became(dtype: WeightType, options: &WeightOptions, row_len: usize, part: Part
 }
 
 /// A tensor of floats in f32 on the CPU.
-fn dense(raw: &RawTensor<'_>) -> Result<Tensor, LoadError> {
+pub(super) fn dense(raw: &RawTensor<'_>) -> Result<Tensor, LoadError> {
     Tensor::from_vec(floats(raw), raw.shape.as_slice(), &Device::Cpu)
         .map_err(|error| LoadError::candle(raw.name, error))
 }

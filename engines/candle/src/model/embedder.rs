@@ -9,7 +9,7 @@ mod tests;
 
 use candle_core::{DType, Device, Tensor};
 
-use self::head::{Head, HeadConfig, HeadWeights};
+use self::head::{Head, HeadConfig, HeadTensors};
 use super::batch::{BatchLimits, StepBatch};
 use super::config::ModelConfig;
 use super::decoder::{ForwardError, Model};
@@ -130,7 +130,7 @@ impl Embedder {
         config: &BackboneConfig,
         head: &HeadConfig,
         weights: &mut dyn Weights,
-        head_weights: &mut HeadWeights<'_>,
+        head_tensor: &HeadTensors<'_>,
         room: StepRoom,
     ) -> Result<Self, LoadError> {
         let device = weights.device().clone();
@@ -140,7 +140,7 @@ impl Embedder {
             }
             BackboneConfig::Decoder(config) => Backbone::Decoder(Model::try_new(config, weights)?),
         };
-        let head = Head::try_new(head, head_weights)?;
+        let head = Head::try_new(head, head_tensor)?;
         let kv = kv_for(config, &backbone, room, &device)
             .map_err(|error| LoadError::candle("keys and values of a step", error))?;
         Ok(Self {

@@ -1,6 +1,7 @@
 //! All tensors that the configurations of an encoder and a head require.
 
 use crate::error::LoadError;
+use crate::load::TensorFiles;
 use crate::load::plan::{PlannedTensor, Role};
 use crate::load::quantize::Part;
 use crate::load::safetensors::SafetensorsFolder;

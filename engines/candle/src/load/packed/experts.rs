@@ -10,6 +10,7 @@ use safetensors::Dtype;
 
 use super::stored::{check_shape, required};
 use crate::error::LoadError;
+use crate::load::TensorFiles;
 use crate::load::safetensors::{SafetensorsFolder, Stored, float_dtype};
 use crate::load::tensors::{Data, MadeRows, RawTensor, RowOrder};
 use crate::model::WeightType;

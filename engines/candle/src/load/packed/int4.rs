@@ -14,6 +14,7 @@ mod matrix;
 use self::matrix::{Int4, Layout, Zeros};
 use super::stored::{Floats, Words, check_shape, required};
 use crate::error::LoadError;
+use crate::load::TensorFiles;
 use crate::load::safetensors::{SafetensorsFolder, Stored};
 use crate::load::tensors::RawTensor;
 

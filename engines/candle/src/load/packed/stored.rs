@@ -3,6 +3,7 @@
 use safetensors::Dtype;
 
 use crate::error::LoadError;
+use crate::load::TensorFiles;
 use crate::load::safetensors::{SafetensorsFolder, Stored};
 
 /// The tensor of that name, which must exist.
@@ -31,12 +32,7 @@ pub(super) fn check_shape(
     if stored.shape == shape {
         return Ok(());
     }
-    Err(LoadError::WrongShape {
-        path: folder.path().to_owned(),
-        name: stored.name.to_owned(),
-        found: stored.shape.to_vec(),
-        expected: shape.to_vec(),
-    })
+    Err(folder.wrong_shape(stored.name, stored.shape.to_vec(), shape.to_vec()))
 }
 
 /// 32-bit integers, each of which may hold several numbers.

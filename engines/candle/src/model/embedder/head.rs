@@ -7,7 +7,6 @@ use crate::error::LoadError;
 use crate::model::encoder::config::Nonlinearity;
 use crate::model::encoder::feed_forward::activated;
 use crate::model::encoder::layer_norm::LayerNorm;
-use crate::model::weights::Weights;
 
 /// The operations on a sequence's vectors.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,16 +84,16 @@ enum Step {
     Normalize,
 }
 
-/// Opens the weights of a head's steps, by the name of their folder in the checkout.
-pub(crate) type HeadWeights<'a> = dyn FnMut(&str) -> Result<Box<dyn Weights + 'a>, LoadError> + 'a;
+/// Reads a tensor of a head's step, in f32 on the CPU: from this folder of the checkout, of this name and shape.
+pub(crate) type HeadTensors<'a> = dyn Fn(&str, &str, &[usize]) -> Result<Tensor, LoadError> + 'a;
 
 impl Head {
     pub(super) fn try_new(
         config: &HeadConfig,
-        weights_of: &mut HeadWeights<'_>,
+        tensor: &HeadTensors<'_>,
     ) -> Result<Self, LoadError> {
         let steps = (config.steps.iter())
-            .map(|step| Step::try_new(step, weights_of))
+            .map(|step| Step::try_new(step, tensor))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             pooling: config.pooling.clone(),
@@ -119,7 +118,10 @@ impl Head {
 }
 
 impl Step {
-    fn try_new(step: &HeadStep, weights_of: &mut HeadWeights<'_>) -> Result<Self, LoadError> {
+    fn try_new(step: &HeadStep, tensor: &HeadTensors<'_>) -> Result<Self, LoadError> {
+        let bias_of = |folder: &str, name: &str, width: usize| {
+            tensor(folder, &format!("{name}.bias"), &[width])
+        };
         match step {
             HeadStep::Dense {
                 name,
@@ -129,18 +131,13 @@ impl Step {
                 has_bias,
                 activation,
             } => {
-                let mut weights = weights_of(folder)?;
-                let weight = format!("{name}.weight");
-                let weight = weights.tensor(&weight, &[*out_features, *in_features])?;
-                let bias = if *has_bias {
-                    Some(weights.tensor(&format!("{name}.bias"), &[*out_features])?)
-                } else {
-                    None
-                };
+                let shape = [*out_features, *in_features];
+                let weight = tensor(folder, &format!("{name}.weight"), &shape)?;
+                let bias = has_bias.then(|| bias_of(folder, name, *out_features));
                 let weight = weight.t().and_then(|weight| weight.contiguous());
                 Ok(Self::Dense {
                     weight: weight.map_err(|error| LoadError::candle(name, error))?,
-                    bias,
+                    bias: bias.transpose()?,
                     activation: *activation,
                 })
             }
@@ -151,14 +148,9 @@ impl Step {
                 has_bias,
                 eps,
             } => {
-                let mut weights = weights_of(folder)?;
-                let weight = weights.tensor(&format!("{name}.weight"), &[*width])?;
-                let bias = if *has_bias {
-                    Some(weights.tensor(&format!("{name}.bias"), &[*width])?)
-                } else {
-                    None
-                };
-                let norm = LayerNorm::try_new(&weight, bias, *eps);
+                let weight = tensor(folder, &format!("{name}.weight"), &[*width])?;
+                let bias = has_bias.then(|| bias_of(folder, name, *width));
+                let norm = LayerNorm::try_new(&weight, bias.transpose()?, *eps);
                 let norm = norm.map_err(|error| LoadError::candle(name, error))?;
                 Ok(Self::LayerNorm(norm))
             }

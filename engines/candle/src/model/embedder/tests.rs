@@ -49,8 +49,8 @@ fn load(name: &str, quantization: Quantization) -> (Embedder, OpenEmbedder) {
         ..WeightOptions::exact()
     };
     let mut weights = open.weights(options, |_| {});
-    let mut head = |folder: &str| open.head_weights(folder);
-    let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &mut head, ROOM);
+    let head = |folder: &str, name: &str, shape: &[usize]| open.head_tensor(folder, name, shape);
+    let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &head, ROOM);
     let model = model.unwrap();
     drop(weights);
     (model, open)
