@@ -59,7 +59,7 @@ pub enum LoadError {
         /// The architecture that the file names.
         architecture: String,
         /// The supported architectures.
-        known: &'static [&'static str],
+        known: Vec<&'static str>,
     },
     /// The decoder does not support this variant of a known architecture.
     #[error("{}: {field} = {value} is not supported{}", path.display(), hint(fix))]
@@ -321,7 +321,7 @@ mod tests {
         let error = LoadError::UnknownArchitecture {
             path: "m/config.json".into(),
             architecture: "BertModel".into(),
-            known: &["LlamaForCausalLM", "Qwen3ForCausalLM"],
+            known: vec!["LlamaForCausalLM", "Qwen3ForCausalLM"],
         };
         let error = EngineError::from(error);
         assert_eq!(error.kind(), ErrorKind::Unsupported);

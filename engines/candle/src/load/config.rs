@@ -15,21 +15,6 @@ use super::packed::{self, Scheme};
 use crate::error::LoadError;
 use crate::model::config::{Activation, ModelConfig, RopeScaling, SlidingWindow};
 
-/// The supported architectures of checkouts.
-pub(crate) const ARCHITECTURES: [&str; 11] = [
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM",
-    "GptOssForCausalLM",
-];
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Family {
     Llama,
@@ -45,18 +30,19 @@ enum Family {
     GptOss,
 }
 
-const FAMILIES: [Family; 11] = [
-    Family::Llama,
-    Family::Mistral,
-    Family::Mixtral,
-    Family::Qwen2,
-    Family::Qwen3,
-    Family::Qwen3Moe,
-    Family::Gemma2,
-    Family::Gemma3,
-    Family::Phi3,
-    Family::SmolLm3,
-    Family::GptOss,
+/// The supported architectures of checkouts, as `config.json` calls them.
+const ARCHITECTURES: [(&str, Family); 11] = [
+    ("LlamaForCausalLM", Family::Llama),
+    ("MistralForCausalLM", Family::Mistral),
+    ("MixtralForCausalLM", Family::Mixtral),
+    ("Qwen2ForCausalLM", Family::Qwen2),
+    ("Qwen3ForCausalLM", Family::Qwen3),
+    ("Qwen3MoeForCausalLM", Family::Qwen3Moe),
+    ("Gemma2ForCausalLM", Family::Gemma2),
+    ("Gemma3ForCausalLM", Family::Gemma3),
+    ("Phi3ForCausalLM", Family::Phi3),
+    ("SmolLM3ForCausalLM", Family::SmolLm3),
+    ("GptOssForCausalLM", Family::GptOss),
 ];
 
 impl Family {
@@ -189,9 +175,9 @@ fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {
         .and_then(Value::as_str)
         .unwrap_or_default();
     let model_type = value.get("model_type").and_then(Value::as_str);
-    let position = ARCHITECTURES.iter().position(|known| *known == named);
-    position
-        .and_then(|position| FAMILIES.get(position).copied())
+    let found = ARCHITECTURES.iter().find(|(known, _)| *known == named);
+    found
+        .map(|(_, family)| *family)
         .ok_or_else(|| LoadError::UnknownArchitecture {
             path: path.to_owned(),
             architecture: if named.is_empty() {
@@ -199,7 +185,7 @@ fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {
             } else {
                 named.to_owned()
             },
-            known: &ARCHITECTURES,
+            known: ARCHITECTURES.map(|(name, _)| name).to_vec(),
         })
 }
 

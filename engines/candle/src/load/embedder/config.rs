@@ -127,7 +127,7 @@ fn of_decoder(path: &Path, mut value: Value, named: &str) -> Result<Described, L
         } = &mut error
         {
             named.clone_into(architecture);
-            *known = &KNOWN;
+            *known = KNOWN.to_vec();
         }
         error
     })?;

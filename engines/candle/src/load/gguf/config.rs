@@ -13,7 +13,7 @@ use crate::load::config::{self, attention_scale};
 use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama.
-pub(crate) const ARCHITECTURES: [&str; 8] = [
+const ARCHITECTURES: [&str; 8] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3",
 ];
 
@@ -58,7 +58,7 @@ impl<'a> Metadata<'a> {
         Err(LoadError::UnknownArchitecture {
             path: self.path.to_owned(),
             architecture: self.architecture.to_owned(),
-            known: &ARCHITECTURES,
+            known: ARCHITECTURES.to_vec(),
         })
     }
 
@@ -74,6 +74,16 @@ impl<'a> Metadata<'a> {
         Err(LoadError::bad_config(self.path, &self.key(key), problem))
     }
 
+    fn unsupported<T>(
+        &self,
+        key: &str,
+        value: impl std::fmt::Display,
+        fix: &'static str,
+    ) -> Result<T, LoadError> {
+        let key = self.key(key);
+        Err(LoadError::unsupported(self.path, &key, value, fix))
+    }
+
     /// A size; if it is a list with an entry per layer, all must be equal.
     pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let to_size = |value: i64| usize::try_from(value).ok();
@@ -84,13 +94,7 @@ impl<'a> Metadata<'a> {
                 Some(first) if values.iter().all(|value| value == first) => to_size(whole(*first)),
                 Some(_) => {
                     let fix = "only models whose layers are all alike are supported";
-                    let value = "a list of different values";
-                    return Err(LoadError::unsupported(
-                        self.path,
-                        &self.key(key),
-                        value,
-                        fix,
-                    ));
+                    return self.unsupported(key, "a list of different values", fix);
                 }
                 None => None,
             },
@@ -219,17 +223,13 @@ fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
         Some(0) | None if is_always => return metadata.bad("expert_count", "missing"),
         Some(_) | None => return Ok(None),
     };
-    let refuse = |key: &str, value: usize, fix| {
-        let key = metadata.key(key);
-        Err(LoadError::unsupported(metadata.path, &key, value, fix))
-    };
     if !is_always && metadata.architecture != "llama" {
         let fix = "files of llama and qwen3moe may have experts";
-        return refuse("expert_count", count, fix);
+        return metadata.unsupported("expert_count", count, fix);
     }
     for key in ["expert_shared_count", "leading_dense_block_count"] {
         if let Some(value @ 1..) = metadata.size(key)? {
-            return refuse(key, value, "it must be 0");
+            return metadata.unsupported(key, value, "it must be 0");
         }
     }
     Ok(Some(Experts {
@@ -279,18 +279,11 @@ fn head_dim(
         Some(head_dim) => head_dim,
         None => hidden_size.checked_div(num_heads).unwrap_or(0),
     };
-    let refuse = |key: &str, value| {
-        let fix = "it must be as wide as a head";
-        Err(LoadError::unsupported(
-            metadata.path,
-            &metadata.key(key),
-            value,
-            fix,
-        ))
-    };
     let key = "attention.value_length";
     match metadata.size(key)? {
-        Some(value) if value != head_dim => refuse(key, value),
+        Some(value) if value != head_dim => {
+            metadata.unsupported(key, value, "it must be as wide as a head")
+        }
         Some(_) | None => Ok(head_dim),
     }
 }
@@ -320,9 +313,7 @@ fn rotary_dim(metadata: Metadata<'_>, head_dim: usize) -> Result<usize, LoadErro
     let key = "rope.dimension_count";
     match metadata.size(key)? {
         Some(value) if value != head_dim && metadata.architecture != "phi3" => {
-            let fix = "it must be as wide as a head";
-            let key = metadata.key(key);
-            Err(LoadError::unsupported(metadata.path, &key, value, fix))
+            metadata.unsupported(key, value, "it must be as wide as a head")
         }
         Some(value) if value == 0 || value > head_dim || !value.is_multiple_of(2) => {
             let problem = format!("is {value}; it must be even, and at most {head_dim}");
@@ -421,12 +412,10 @@ fn scaling(metadata: Metadata<'_>) -> Result<RopeScaling, LoadError> {
         (None | Some("linear" | "yarn"), Some(_)) => {
             metadata.bad("rope.scaling.factor", "is less than 1")
         }
-        (Some(other), _) => Err(LoadError::unsupported(
-            metadata.path,
-            &metadata.key("rope.scaling.type"),
-            other,
-            "none, linear and yarn are, and factors in rope_freqs.weight",
-        )),
+        (Some(other), _) => {
+            let fix = "none, linear and yarn are, and factors in rope_freqs.weight";
+            metadata.unsupported("rope.scaling.type", other, fix)
+        }
     }
 }
 
