@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 /// A model architecture: the names of its tensors, and its computation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -57,10 +58,7 @@ impl Config {
     /// # Errors
     /// If the file cannot be read, or describes another architecture.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
-        let path = folder.join("config.json");
-        let context = || format!("cannot read {}", path.display());
-        let content = std::fs::read_to_string(&path).with_context(context)?;
-        serde_json::from_str(&content).with_context(context)
+        read_json(&folder.join("config.json"))
     }
 
     /// Name and shape of every tensor, in the order of creation.
@@ -98,6 +96,16 @@ impl Config {
         }
         tensors
     }
+}
+
+/// The content of a JSON file.
+///
+/// # Errors
+/// If the file is missing or has another format.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let context = || format!("cannot read {}", path.display());
+    let content = std::fs::read_to_string(path).with_context(context)?;
+    serde_json::from_str(&content).with_context(context)
 }
 
 /// Reads the weights of the model in `folder`.

@@ -18,7 +18,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
-use crate::checkout::{Config, EMBEDDING, Family, NamedTensors, OUTPUT};
+use crate::checkout::{Config, EMBEDDING, Family, NamedTensors, OUTPUT, read_json};
 
 /// `tokenizer.ggml.token_type` of a text token, of a control token, and of an id without a token.
 const NORMAL_TOKEN: i32 = 1;
@@ -113,12 +113,6 @@ struct TokenizerConfig {
     chat_template: String,
     eos_token: String,
     pad_token: String,
-}
-
-fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> anyhow::Result<T> {
-    let context = || format!("cannot read {}", path.display());
-    let content = std::fs::read_to_string(path).with_context(context)?;
-    serde_json::from_str(&content).with_context(context)
 }
 
 /// The content of the file. `model` is the folder with the tokenizer's files; its name becomes the model's.

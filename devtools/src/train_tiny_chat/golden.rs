@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use candle_core::IndexOp as _;
+use genset_devtools::checkout::read_json;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 use crate::encode::{Encoder, Role};
 use crate::model::Model;
@@ -148,16 +147,6 @@ impl Golden {
         }
         Ok(outcome)
     }
-}
-
-/// The file's content.
-///
-/// # Errors
-/// If the file is missing or has another format.
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
-    let context = || format!("cannot read {}", path.display());
-    let content = std::fs::read_to_string(path).with_context(context)?;
-    serde_json::from_str(&content).with_context(context)
 }
 
 /// Answers the prompts; `None` for an answer that does not end. Also returns the smallest margin of all tokens.

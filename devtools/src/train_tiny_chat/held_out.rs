@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use genset_devtools::checkout::read_json;
 use serde::Deserialize;
 
 use crate::encode::{Encoder, Role, Sequence};
@@ -95,7 +96,7 @@ impl HeldOut {
     /// # Errors
     /// If the file is missing or has another format.
     pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
-        golden::read_json(&model.join(FILE))
+        read_json(&model.join(FILE))
     }
 
     /// Asks the model every question, with greedy decoding.
