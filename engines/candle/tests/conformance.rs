@@ -41,32 +41,22 @@ static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
 static ADAPTER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let config = OpenModel::open(Path::new(TINY_CHAT)).unwrap().config;
-    let modules = [
+    let targets = [
         "self_attn.q_proj",
         "self_attn.k_proj",
         "self_attn.v_proj",
         "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
     ];
-    let modules = [
-        &modules[..],
-        &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
-    ]
-    .concat();
-    let targets = modules.into_iter().map(|module| {
+    let targets = targets.map(|module| {
         let target = AdapterTarget::of(&config, module).unwrap();
         (module, [target.in_features, target.out_features])
     });
-    let targets: Vec<_> = targets.collect();
     make_adapter(folder.path(), &targets, config.num_layers, 8, 1).unwrap();
     folder
 });
-
-fn adapter() -> Adapter {
-    Adapter {
-        name: "poems".into(),
-        source: ADAPTER.path().display().to_string(),
-    }
-}
 
 fn args() -> CandleArgs {
     CandleArgs {
@@ -82,21 +72,24 @@ fn args() -> CandleArgs {
     }
 }
 
-fn subject() -> Subject {
-    Subject::new(CandleEngine::from_args(&args(), Path::new(TINY_CHAT)))
+fn subject(args: &CandleArgs) -> Subject {
+    Subject::new(CandleEngine::from_args(args, Path::new(TINY_CHAT)))
         .with_text(Arc::clone(&TEXT))
-        .with_adapter(adapter())
+        .with_adapter(Adapter {
+            name: "poems".into(),
+            source: ADAPTER.path().display().to_string(),
+        })
 }
 
-suite!(|_: &Scenario| subject());
+suite!(|_: &Scenario| subject(&args()));
 
 /// The same with drafts.
 mod with_drafts {
     use super::*;
 
     /// The same weights again: nearly every draft is right.
-    fn draft_model() -> Subject {
-        let args = CandleArgs {
+    fn draft_model() -> CandleArgs {
+        CandleArgs {
             speculation: SpeculationArgs {
                 draft_model: Some(Path::new(TINY_CHAT).join("tiny-chat-q8_0.gguf")),
                 ..SpeculationArgs::default()
@@ -104,32 +97,26 @@ mod with_drafts {
             // For both models.
             kv_cache_memory: Some(ByteSize(16 << 20)),
             ..args()
-        };
-        Subject::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)))
-            .with_text(Arc::clone(&TEXT))
-            .with_adapter(adapter())
+        }
     }
 
-    suite!(|_: &Scenario| draft_model());
+    suite!(|_: &Scenario| subject(&draft_model()));
 }
 
 mod with_lookups {
     use super::*;
 
-    fn ngram() -> Subject {
-        let args = CandleArgs {
+    fn ngram() -> CandleArgs {
+        CandleArgs {
             speculation: SpeculationArgs {
                 speculate: "ngram".parse().ok(),
                 ..SpeculationArgs::default()
             },
             ..args()
-        };
-        Subject::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)))
-            .with_text(Arc::clone(&TEXT))
-            .with_adapter(adapter())
+        }
     }
 
-    suite!(|_: &Scenario| ngram());
+    suite!(|_: &Scenario| subject(&ngram()));
 }
 
 /// A check that does not apply passes too, so the kit would not notice a lost declaration.
@@ -143,7 +130,7 @@ fn what_is_declared_is_checked() {
         if id == "LR05" && *DEVICE != DeviceChoice::Cpu {
             continue;
         }
-        let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
+        let report = run_check(find(id).unwrap(), |_: &Scenario| subject(&args()));
         assert_eq!(report.verdict, Verdict::Pass, "{id}");
     }
 }

@@ -18,11 +18,7 @@ impl Probe for Crash {
     }
 }
 
-fn subject() -> Subject {
-    subject_with(Fake::default())
-}
-
-fn subject_with(fake: Fake) -> Subject {
+fn subject(fake: Fake) -> Subject {
     let crash = Arc::new(Crash(Arc::clone(&fake.switches)));
     let tokenizer = Tokenizer::from_bytes(TOKENIZER).unwrap();
     let text = move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap();
@@ -35,20 +31,20 @@ fn subject_with(fake: Fake) -> Subject {
         })
 }
 
-suite!(|_: &Scenario| subject());
+suite!(|_: &Scenario| subject(Fake::default()));
 
 /// The same with drafts that are sometimes right.
 mod with_drafts {
     use super::*;
 
-    fn guessing() -> Subject {
-        subject_with(Fake {
+    fn guessing() -> Fake {
+        Fake {
             guesses: Some((Guesser::Model { wrong: 3 }, 4)),
             ..Fake::default()
-        })
+        }
     }
 
-    suite!(|_: &Scenario| guessing());
+    suite!(|_: &Scenario| subject(guessing()));
 }
 
 /// A check that does not apply passes too, so the kit would not notice a lost declaration.
@@ -58,7 +54,7 @@ fn what_is_declared_is_checked() {
         "DT02", "DT07", "GD01", "KV01", "KV08", "KV09", "MG01", "MG04", "MT02", "MT07", "ER03",
         "LR01", "LR02", "LR03", "LR04", "LR05", "LR06", "ER06",
     ] {
-        let report = run_check(find(id).unwrap(), |_: &Scenario| subject());
+        let report = run_check(find(id).unwrap(), |_: &Scenario| subject(Fake::default()));
         assert_eq!(report.verdict, Verdict::Pass, "{id}");
     }
 }
