@@ -25,18 +25,6 @@ pub struct KvCacheSpec {
     pub dtype: DType,
 }
 
-impl KvCacheSpec {
-    /// Bytes of one KV block over all layers.
-    #[must_use]
-    pub fn block_bytes(&self, config: &ModelConfig) -> usize {
-        2 * config.num_layers
-            * config.num_kv_heads
-            * config.head_dim
-            * self.block_size
-            * self.dtype.size_in_bytes()
-    }
-}
-
 /// The shape of one token's keys and values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvShape {
@@ -251,6 +239,7 @@ mod tests {
     use genset_devtools::synthetic::SyntheticSize;
 
     use super::*;
+    use crate::load::kv_bytes_per_block;
     use crate::load::tests::config_of;
 
     fn resident_bytes() -> u64 {
@@ -264,13 +253,12 @@ mod tests {
     fn an_unused_cache_takes_no_memory() {
         let config = config_of(SyntheticSize::M100);
         for dtype in [DType::F16, DType::F32] {
-            let mut spec = KvCacheSpec {
-                num_blocks: 1,
+            let block = kv_bytes_per_block(&config, 16, dtype.size_in_bytes());
+            let spec = KvCacheSpec {
+                num_blocks: usize::try_from((4 << 30) / block).unwrap(),
                 block_size: 16,
                 dtype,
             };
-            let size = 4 << 30;
-            spec.num_blocks = size / spec.block_bytes(&config);
             let before = resident_bytes();
             let cache = KvCache::try_new(&config, spec, &Device::Cpu).unwrap();
             // Other tests run in this process at the same time.
