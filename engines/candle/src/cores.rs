@@ -203,8 +203,11 @@ mod tests {
 
     /// Checks the threads and the reason for a machine with these files.
     #[track_caller]
-    fn check(files: &[(&str, &str)], available: usize, expected: &str) {
-        let root = tree(files);
+    fn check(files: &[(String, String)], available: usize, expected: &str) {
+        let texts = files
+            .iter()
+            .map(|(path, text)| (path.as_str(), text.as_str()));
+        let root = tree(&texts.collect::<Vec<_>>());
         let cores = Cores::below(root.path(), available);
         assert_eq!(cores.to_string(), expected, "{files:?}");
         let threads = expected.split(' ').next().unwrap();
@@ -212,49 +215,26 @@ mod tests {
     }
 
     const ONLINE: &str = "sys/devices/system/cpu/online";
+    const SIBLINGS: &str = "topology/core_cpus_list";
 
-    /// The files of a machine with hyper-threads, the second ones numbered after all first ones, with `files` added.
-    fn hyper_threaded<'a>(files: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
-        const CPUS: [(&str, &str); 8] = [
-            (
-                "sys/devices/system/cpu/cpu0/topology/core_cpus_list",
-                "0,4\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu1/topology/core_cpus_list",
-                "1,5\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu2/topology/core_cpus_list",
-                "2,6\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu3/topology/core_cpus_list",
-                "3,7\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu4/topology/core_cpus_list",
-                "0,4\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu5/topology/core_cpus_list",
-                "1,5\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu6/topology/core_cpus_list",
-                "2,6\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu7/topology/core_cpus_list",
-                "3,7\n",
-            ),
-        ];
-        [(ONLINE, "0-7\n")]
-            .iter()
-            .chain(&CPUS)
-            .chain(files)
-            .copied()
-            .collect()
+    /// The files of a machine: a file of this name for each processor in turn, with these lines, and `files`.
+    fn machine(name: &str, lines: &[&str], files: &[(&str, &str)]) -> Vec<(String, String)> {
+        let lines = (0..).zip(lines).map(|(cpu, line)| {
+            let path = format!("sys/devices/system/cpu/cpu{cpu}/{name}");
+            (path, format!("{line}\n"))
+        });
+        let owned = |(path, text): &(&str, &str)| ((*path).to_owned(), (*text).to_owned());
+        lines.chain(files.iter().map(owned)).collect()
+    }
+
+    /// A machine with hyper-threads, the second ones numbered after all first ones, with `files` added.
+    fn hyper_threaded(files: &[(&str, &str)]) -> Vec<(String, String)> {
+        let lines = ["0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"];
+        machine(
+            SIBLINGS,
+            &lines,
+            &[&[(ONLINE, "0-7\n")][..], files].concat(),
+        )
     }
 
     #[test]
@@ -272,17 +252,8 @@ mod tests {
 
     #[test]
     fn the_name_of_the_hyper_threads_before_linux_5_3_is_known() {
-        let files = [
-            (ONLINE, "0-1\n"),
-            (
-                "sys/devices/system/cpu/cpu0/topology/thread_siblings_list",
-                "0-1\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu1/topology/thread_siblings_list",
-                "0-1\n",
-            ),
-        ];
+        let online = [(ONLINE, "0-1\n")];
+        let files = machine("topology/thread_siblings_list", &["0-1"; 2], &online);
         check(&files, 2, "1 thread: 1 core with 2 hyper-threads");
     }
 
@@ -304,54 +275,26 @@ mod tests {
     #[test]
     fn of_two_kinds_of_intels_cores_the_performance_cores_count() {
         // Two performance cores with two hyper-threads each, four efficiency cores.
-        let files = [
-            (ONLINE, "0-7\n"),
-            ("sys/devices/cpu_core/cpus", "0-3\n"),
-            ("sys/devices/cpu_atom/cpus", "4-7\n"),
-            (
-                "sys/devices/system/cpu/cpu0/topology/core_cpus_list",
-                "0-1\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu1/topology/core_cpus_list",
-                "0-1\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu2/topology/core_cpus_list",
-                "2-3\n",
-            ),
-            (
-                "sys/devices/system/cpu/cpu3/topology/core_cpus_list",
-                "2-3\n",
-            ),
-            ("sys/devices/system/cpu/cpu4/topology/core_cpus_list", "4\n"),
-            ("sys/devices/system/cpu/cpu5/topology/core_cpus_list", "5\n"),
-            ("sys/devices/system/cpu/cpu6/topology/core_cpus_list", "6\n"),
-            ("sys/devices/system/cpu/cpu7/topology/core_cpus_list", "7\n"),
-        ];
-        check(
-            &files,
-            8,
-            "2 threads: 2 fast of 6 cores with 8 hyper-threads",
-        );
+        let with = |files: &[(&str, &str)]| {
+            let kinds = [
+                (ONLINE, "0-7\n"),
+                ("sys/devices/cpu_core/cpus", "0-3\n"),
+                ("sys/devices/cpu_atom/cpus", "4-7\n"),
+            ];
+            let lines = ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"];
+            machine(SIBLINGS, &lines, &[&kinds[..], files].concat())
+        };
+        let fast = "2 threads: 2 fast of 6 cores with 8 hyper-threads";
+        check(&with(&[]), 8, fast);
         // A process that may only use efficiency cores computes with them.
         let status = [("proc/self/status", "Cpus_allowed_list:\t4-7\n")];
-        check(&[&files[..], &status].concat(), 4, "4 threads: 4 cores");
+        check(&with(&status), 4, "4 threads: 4 cores");
     }
 
     #[test]
     fn of_arms_cores_those_of_half_the_capacity_count() {
-        let capacities = [250, 250, 250, 250, 800, 800, 800, 1024].map(|it| format!("{it}\n"));
-        let paths: Vec<String> = (0..8)
-            .map(|cpu| format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity"))
-            .collect();
-        let mut files = vec![(ONLINE, "0-7\n")];
-        files.extend(
-            paths
-                .iter()
-                .map(String::as_str)
-                .zip(capacities.iter().map(String::as_str)),
-        );
+        let capacities = ["250", "250", "250", "250", "800", "800", "800", "1024"];
+        let files = machine("cpu_capacity", &capacities, &[(ONLINE, "0-7\n")]);
         check(&files, 8, "4 threads: 4 fast of 8 cores");
     }
 
@@ -392,8 +335,9 @@ mod tests {
 
     #[test]
     fn where_the_kernel_shows_nothing_the_standard_library_decides() {
-        check(&[], 6, "6 threads: 6 cores");
-        check(&[(ONLINE, "what\n")], 6, "6 threads: 6 cores");
+        for files in [&[][..], &[(ONLINE, "what\n")]] {
+            check(&machine("", &[], files), 6, "6 threads: 6 cores");
+        }
         assert!(Cores::of_machine().threads() <= available_parallelism().unwrap().get());
     }
 }
