@@ -18,7 +18,7 @@ use genset_devtools::synthetic::{SyntheticSize, make_model};
 use genset_engine_candle::error::LoadError;
 use genset_engine_candle::load::OpenModel;
 use genset_engine_candle::model::{
-    KvCache, KvCacheSpec, Matrix, Model, ModelConfig, SequenceRows, StepBatch, Weights,
+    KvCache, KvCacheSpec, Matrix, Model, ModelConfig, Piece, StepBatch, Weights,
 };
 
 const BLOCK_SIZE: usize = 16;
@@ -86,23 +86,16 @@ fn step(sequences: usize, done: usize, rows: usize) -> StepBatch {
     let mut batch = StepBatch::default();
     for sequence in 0..sequences {
         let first_block = sequence * blocks_each;
-        for position in done..context_len {
-            batch
-                .tokens
-                .push(number((sequence * 7919 + position * 31) % 32_000));
-            batch.positions.push(number(position));
-            batch
-                .slots
-                .push(number(first_block * BLOCK_SIZE + position));
-        }
-        batch.sequences.push(SequenceRows {
-            rows: sequence * rows..(sequence + 1) * rows,
-            context_len,
-            blocks: (first_block..first_block + blocks_each)
-                .map(number)
-                .collect(),
-        });
-        batch.logit_rows.push(number((sequence + 1) * rows - 1));
+        let token = |position| number((sequence * 7919 + position * 31) % 32_000);
+        let tokens: Vec<u32> = (done..context_len).map(token).collect();
+        let blocks = first_block..first_block + blocks_each;
+        let piece = Piece {
+            tokens: &tokens,
+            start: done,
+            blocks: blocks.map(number).collect(),
+            wanted: 1,
+        };
+        batch.push(BLOCK_SIZE, piece);
     }
     batch
 }

@@ -49,7 +49,7 @@ pub(crate) mod simd;
 pub(crate) mod tests;
 pub(crate) mod weights;
 
-pub use batch::{BatchError, SequenceRows, StepBatch};
+pub use batch::{BatchError, Piece, SequenceRows, StepBatch};
 pub use config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 pub use decoder::{ForwardError, Model, SlowMatrix};
 pub use embedder::BackboneConfig;

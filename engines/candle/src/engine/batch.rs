@@ -4,23 +4,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use genset_backend_common::TokenId;
 use genset_scheduler::{BlockId, Scheduled, Scheduler, SequenceId};
 
 use super::adapters::LoadedAdapter;
 use super::forward::ForwardError;
-use crate::model::{AdapterRows, AdapterWeights, SequenceRows, StepBatch};
-
-/// Consecutive tokens of one sequence.
-pub(super) struct Piece<'a> {
-    pub(super) tokens: &'a [TokenId],
-    /// The position of the first of them in the sequence.
-    pub(super) start: usize,
-    /// The sequence's block table.
-    pub(super) blocks: &'a [BlockId],
-    /// The number of last rows whose logits are wanted.
-    pub(super) wanted: usize,
-}
+use super::real::narrow;
+use crate::model::{AdapterRows, AdapterWeights, Piece, StepBatch};
 
 /// Packs the rows of a step, in order. For each sequence that wants a token, it wants the logits of the last row and of each
 /// draft behind it. Rows of `adapted` sequences use their adapters.
@@ -45,7 +34,7 @@ pub(crate) fn pack(
         let piece = Piece {
             tokens: &tokens,
             start: scheduled.tokens.start,
-            blocks: sequence.blocks(),
+            blocks: numbers(sequence.blocks()),
             wanted: if scheduled.wants_token {
                 1 + scheduled.drafts.len()
             } else {
@@ -53,7 +42,7 @@ pub(crate) fn pack(
             },
         };
         let first = batch.tokens.len();
-        push(&mut batch, scheduler.pool().block_size(), &piece);
+        batch.push(scheduler.pool().block_size(), piece);
         if !adapted.is_empty()
             && let Some(adapter) = adapted.get(&scheduled.id)
         {
@@ -80,29 +69,9 @@ fn give(batch: &mut StepBatch, weights: &Arc<AdapterWeights>, rows: Range<usize>
     }
 }
 
-/// Adds a piece of another sequence to a batch.
-pub(super) fn push(batch: &mut StepBatch, block_size: usize, piece: &Piece<'_>) {
-    let first = batch.tokens.len();
-    let places = piece.start..piece.start + piece.tokens.len();
-    let blocks: Vec<u32> = piece.blocks.iter().map(|block| block.0).collect();
-    batch.tokens.extend_from_slice(piece.tokens);
-    batch.positions.extend(places.clone().map(narrow));
-    let slot =
-        |place: usize| blocks[place / block_size] * narrow(block_size) + narrow(place % block_size);
-    batch.slots.extend(places.clone().map(slot));
-    let rows = first..batch.tokens.len();
-    let wanted = rows.end - piece.wanted.min(rows.len())..rows.end;
-    batch.logit_rows.extend(wanted.map(narrow));
-    batch.sequences.push(SequenceRows {
-        rows,
-        context_len: places.end,
-        blocks,
-    });
-}
-
-/// The number of KV slots bounds places and sizes here, and the engine keeps it below 2^32.
-fn narrow(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
+/// The numbers of these blocks.
+pub(super) fn numbers(blocks: &[BlockId]) -> Vec<u32> {
+    blocks.iter().map(|block| block.0).collect()
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use super::metrics::{Metrics, StepFigures};
 use super::readers::Readers;
 use super::sequence::{Active, Choosing, Next, Unchosen};
 use super::speculation::Speculation;
-use crate::model::{SequenceRows, StepBatch};
+use crate::model::{Piece, StepBatch};
 
 /// The publishers of the engine thread.
 #[derive(Debug)]
@@ -419,20 +419,14 @@ impl Core {
     /// single, arbitrary token.
     fn ask_model(&mut self) -> Result<(), ForwardError> {
         let block = u32::try_from(self.spare_block)?;
-        let slot = u32::try_from(self.spare_block * self.scheduler.pool().block_size())?;
-        let sequence = SequenceRows {
-            rows: 0..1,
-            context_len: 1,
+        let mut batch = StepBatch::default();
+        let piece = Piece {
+            tokens: &[0],
+            start: 0,
             blocks: vec![block],
+            wanted: 0,
         };
-        let batch = StepBatch {
-            tokens: vec![0],
-            positions: vec![0],
-            slots: vec![slot],
-            sequences: vec![sequence],
-            logit_rows: Vec::new(),
-            adapters: Vec::new(),
-        };
+        batch.push(self.scheduler.pool().block_size(), piece);
         compute(&mut *self.forward, &batch, &mut []).map(drop)
     }
 

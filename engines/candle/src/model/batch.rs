@@ -34,6 +34,19 @@ pub struct SequenceRows {
     pub blocks: Vec<u32>,
 }
 
+/// Consecutive tokens of one sequence, to be added to a [`StepBatch`].
+#[derive(Debug)]
+pub struct Piece<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// The position of the first of them in the sequence.
+    pub start: usize,
+    /// The KV blocks of the sequence up to its last token, in order.
+    pub blocks: Vec<u32>,
+    /// The number of last rows whose logits are wanted.
+    pub wanted: usize,
+}
+
 /// Why a [`StepBatch`] is invalid: an engine's mistake, never a request's.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -97,24 +110,39 @@ impl StepBatch {
         let mut batch = Self::default();
         let mut first_block = 0u32;
         for tokens in sequences {
-            let first_row = batch.tokens.len();
-            batch.tokens.extend(tokens);
-            let positions = (0u32..).take(tokens.len());
-            batch.positions.extend(positions.clone());
-            let first_slot = first_block * u32::try_from(block_size).unwrap_or(u32::MAX);
-            let slots = positions.map(|position| first_slot + position);
-            batch.slots.extend(slots);
-            let blocks: Vec<u32> = (first_block..)
-                .take(tokens.len().div_ceil(block_size))
-                .collect();
+            let blocks = (first_block..).take(tokens.len().div_ceil(block_size));
+            let blocks: Vec<u32> = blocks.collect();
             first_block = blocks.last().map_or(first_block, |last| last + 1);
-            batch.sequences.push(SequenceRows {
-                rows: first_row..batch.tokens.len(),
-                context_len: tokens.len(),
+            let piece = Piece {
+                tokens,
+                start: 0,
                 blocks,
-            });
+                wanted: 0,
+            };
+            batch.push(block_size, piece);
         }
         batch
+    }
+
+    /// Adds a piece of another sequence.
+    pub fn push(&mut self, block_size: usize, piece: Piece<'_>) {
+        let Piece { start, blocks, .. } = piece;
+        let first = self.tokens.len();
+        let places = start..start + piece.tokens.len();
+        self.tokens.extend_from_slice(piece.tokens);
+        self.positions.extend(places.clone().map(narrow));
+        let slot = |place: usize| {
+            blocks[place / block_size] * narrow(block_size) + narrow(place % block_size)
+        };
+        self.slots.extend(places.clone().map(slot));
+        let rows = first..self.tokens.len();
+        let wanted = rows.end - piece.wanted.min(rows.len())..rows.end;
+        self.logit_rows.extend(wanted.map(narrow));
+        self.sequences.push(SequenceRows {
+            rows,
+            context_len: places.end,
+            blocks,
+        });
     }
 
     /// Checks everything that the kernels rely on, so that they need no checks.
@@ -175,6 +203,11 @@ impl StepBatch {
         }
         in_range("block", &sequence.blocks, limits.num_blocks)
     }
+}
+
+/// The number of KV slots bounds places and sizes, and the engine keeps it below 2^32.
+fn narrow(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
 }
 
 fn in_range(what: &'static str, values: &[u32], limit: usize) -> Result<(), BatchError> {

@@ -22,7 +22,7 @@ use candle_core::{
 };
 
 use super::attention::plan::{Places, Plan};
-use super::batch::{SequenceRows, StepBatch};
+use super::batch::{Piece, StepBatch};
 use super::decoder::{ForwardError, Model};
 use super::gpu::{self, Recordings};
 use super::kernels::narrow;
@@ -228,18 +228,16 @@ impl Graphs {
 /// the scheduler does not have.
 fn filled(batch: &StepBatch, rows: usize, kv: &KvCache) -> Result<StepBatch> {
     let spec = kv.spec();
-    let spare = spec.num_blocks - 1;
+    let spare = narrow(spec.num_blocks - 1)?;
     let mut filled = batch.clone();
-    for row in batch.tokens.len()..rows {
-        filled.tokens.push(0);
-        filled.positions.push(0);
-        filled.slots.push(narrow(spare * spec.block_size)?);
-        filled.logit_rows.push(narrow(row)?);
-        filled.sequences.push(SequenceRows {
-            rows: row..row + 1,
-            context_len: 1,
-            blocks: vec![narrow(spare)?],
-        });
+    for _ in batch.tokens.len()..rows {
+        let piece = Piece {
+            tokens: &[0],
+            start: 0,
+            blocks: vec![spare],
+            wanted: 1,
+        };
+        filled.push(spec.block_size, piece);
     }
     Ok(filled)
 }

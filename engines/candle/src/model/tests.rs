@@ -101,23 +101,15 @@ struct Chunk<'a> {
 fn step(chunks: &[Chunk<'_>]) -> StepBatch {
     let mut batch = StepBatch::default();
     for chunk in chunks {
-        let first_row = batch.tokens.len();
-        for position in chunk.done..chunk.tokens.len() {
-            batch.tokens.push(chunk.tokens[position]);
-            batch.positions.push(u32::try_from(position).unwrap());
-            let offset = u32::try_from(position % BLOCK_SIZE).unwrap();
-            let block_size = u32::try_from(BLOCK_SIZE).unwrap();
-            batch
-                .slots
-                .push(chunk.blocks[position / BLOCK_SIZE] * block_size + offset);
-        }
-        batch.sequences.push(SequenceRows {
-            rows: first_row..batch.tokens.len(),
-            context_len: chunk.tokens.len(),
+        let tokens = &chunk.tokens[chunk.done..];
+        let piece = Piece {
+            tokens,
+            start: chunk.done,
             blocks: chunk.blocks[..chunk.tokens.len().div_ceil(BLOCK_SIZE)].to_vec(),
-        });
+            wanted: tokens.len(),
+        };
+        batch.push(BLOCK_SIZE, piece);
     }
-    batch.logit_rows = (0..u32::try_from(batch.tokens.len()).unwrap()).collect();
     batch
 }
 

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use genset_backend_common::TokenId;
 use genset_scheduler::{Scheduled, Scheduler, SequenceId};
 
-use crate::engine::batch::{Piece, push};
+use crate::engine::batch::numbers;
 use crate::engine::forward::{Fetched, Forward, ForwardError, contained, fetch};
-use crate::model::StepBatch;
+use crate::model::{Piece, StepBatch};
 
 /// A smaller model with its KV cache.
 pub(crate) struct DraftModel {
@@ -104,10 +104,10 @@ impl DraftModel {
             let piece = Piece {
                 tokens: &sequence.tokens()[start..end],
                 start,
-                blocks: sequence.blocks(),
+                blocks: numbers(sequence.blocks()),
                 wanted: usize::from(room > 0),
             };
-            push(&mut batch, scheduler.pool().block_size(), &piece);
+            batch.push(scheduler.pool().block_size(), piece);
             if room > 0 {
                 guessing.push(Guessing {
                     row,
@@ -137,6 +137,7 @@ impl DraftModel {
                 let id = rows[one.row].id;
                 let sequence = scheduler.sequence(id);
                 let blocks = sequence.map_or(&[][..], |sequence| sequence.blocks());
+                let blocks = numbers(blocks);
                 let start = one.tokens + given - 1;
                 let piece = Piece {
                     tokens: &one.drafts[given - 1..],
@@ -144,7 +145,7 @@ impl DraftModel {
                     blocks,
                     wanted: 1,
                 };
-                push(&mut batch, scheduler.pool().block_size(), &piece);
+                batch.push(scheduler.pool().block_size(), piece);
                 self.computed.insert(id, start + 1);
             }
             if going_on.is_empty() {

@@ -6,7 +6,7 @@ use rand::{Rng, RngExt, SeedableRng};
 
 use super::super::{Direction, Sinks, Step};
 use super::*;
-use crate::model::batch::{SequenceRows, StepBatch};
+use crate::model::batch::{Piece, StepBatch};
 use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling};
 use crate::model::kv_cache::{KvCache, KvCacheSpec, LayerKv};
 use crate::model::rope::Frequencies;
@@ -173,21 +173,13 @@ fn batch(sequences: &[Sequence], block_size: usize, is_first: bool) -> StepBatch
         if rows == 0 {
             continue;
         }
-        let first_row = batch.tokens.len();
-        for position in from..from + rows {
-            let offset = u32::try_from(position % block_size).unwrap();
-            let block = sequence.blocks[position / block_size];
-            batch.tokens.push(0);
-            batch.positions.push(u32::try_from(position).unwrap());
-            batch
-                .slots
-                .push(block * u32::try_from(block_size).unwrap() + offset);
-        }
-        batch.sequences.push(SequenceRows {
-            rows: first_row..first_row + rows,
-            context_len: from + rows,
+        let piece = Piece {
+            tokens: &vec![0; rows],
+            start: from,
             blocks: sequence.blocks.clone(),
-        });
+            wanted: 0,
+        };
+        batch.push(block_size, piece);
     }
     batch
 }
