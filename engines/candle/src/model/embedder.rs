@@ -218,7 +218,7 @@ fn kv_for(
                 num_heads: encoder.num_heads,
                 head_dim: encoder.head_dim(),
             };
-            KvCache::for_both_sides(one_layer, spec, device)
+            KvCache::of_shape(one_layer, spec, device, false)
         }
         BackboneConfig::Decoder(model) => {
             let one_layer = ModelConfig {

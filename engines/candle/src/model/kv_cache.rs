@@ -93,17 +93,9 @@ impl KvCache {
         Self::of_shape(config.into(), spec, device, has_kernels)
     }
 
-    /// Creates a cache for bidirectional attention, with one layer that all layers of a model share in turn. Our GPU kernels do
-    /// not support such attention.
-    pub(super) fn for_both_sides(
-        shape: KvShape,
-        spec: KvCacheSpec,
-        device: &Device,
-    ) -> Result<Self> {
-        Self::of_shape(shape, spec, device, false)
-    }
-
-    fn of_shape(
+    /// Creates a cache, which our own kernels use on a GPU if `has_kernels`. They do not support bidirectional attention, for which
+    /// all layers of a model share one layer in turn.
+    pub(super) fn of_shape(
         shape: KvShape,
         spec: KvCacheSpec,
         device: &Device,
@@ -133,15 +125,16 @@ impl KvCache {
     /// Creates a cache as for a GPU, on any device: for plain candle operations, or for the kernels.
     #[cfg(test)]
     pub(super) fn try_new_as_on_gpu(
-        config: &ModelConfig,
+        shape: impl Into<KvShape>,
         spec: KvCacheSpec,
         device: &Device,
         has_kernels: bool,
     ) -> Result<Self> {
+        let shape = shape.into();
         Ok(Self {
-            layers: device_layers(config.into(), &spec, device, has_kernels)?,
+            layers: device_layers(shape, &spec, device, has_kernels)?,
             spec,
-            num_layers: config.num_layers,
+            num_layers: shape.num_layers,
             layout: None,
         })
     }

@@ -7,8 +7,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use super::super::{Direction, Sinks, Step};
 use super::*;
 use crate::model::batch::{Piece, StepBatch};
-use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling};
-use crate::model::kv_cache::{KvCache, KvCacheSpec, LayerKv};
+use crate::model::config::{Rope, RopeScaling};
+use crate::model::kv_cache::{KvCache, KvCacheSpec, KvShape, LayerKv};
 use crate::model::rope::Frequencies;
 
 /// The random settings, beside the batch.
@@ -68,33 +68,11 @@ impl Shape {
         }
     }
 
-    fn config(&self) -> ModelConfig {
-        ModelConfig {
-            vocab_size: 1,
-            hidden_size: 1,
-            intermediate_size: 1,
+    fn kv(&self) -> KvShape {
+        KvShape {
             num_layers: 1,
-            num_heads: self.num_kv_heads * self.group,
-            num_kv_heads: self.num_kv_heads,
+            num_heads: self.num_kv_heads,
             head_dim: self.head_dim,
-            context_length: 1 << 20,
-            rms_norm_eps: 1e-5,
-            norm_weight_offset: 0.0,
-            has_qk_norm: self.has_norms,
-            has_post_norms: false,
-            has_qkv_bias: false,
-            has_output_bias: false,
-            has_mlp_bias: false,
-            has_sinks: false,
-            experts: None,
-            activation: Activation::Silu,
-            rope: rope(self.head_dim),
-            window: None,
-            attention_scale: 1.0,
-            attention_softcap: None,
-            logit_softcap: None,
-            embedding_scale: 1.0,
-            is_tied: true,
         }
     }
 
@@ -199,14 +177,10 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
         block_size: shape.block_size,
         dtype,
     };
-    let mut host = KvCache::try_new(&shape.config(), spec(DType::F32), &Device::Cpu).unwrap();
-    let mut device = KvCache::try_new_as_on_gpu(
-        &shape.config(),
-        spec(shape.dtype),
-        &kernels::test_device(),
-        true,
-    )
-    .unwrap();
+    let mut host = KvCache::of_shape(shape.kv(), spec(DType::F32), &Device::Cpu, false).unwrap();
+    let mut device =
+        KvCache::try_new_as_on_gpu(shape.kv(), spec(shape.dtype), &kernels::test_device(), true)
+            .unwrap();
     // Slots that no step has written must not be read.
     let LayerKv::Device(kv) = device.layer(0) else {
         panic!("not as on a GPU");
@@ -352,7 +326,7 @@ fn a_query_that_is_no_number_leaves_no_number_beside_a_sink() {
                 dtype,
             };
             let device = kernels::test_device();
-            let mut kv = KvCache::try_new_as_on_gpu(&shape.config(), spec, &device, true).unwrap();
+            let mut kv = KvCache::try_new_as_on_gpu(shape.kv(), spec, &device, true).unwrap();
             let frequencies = [Frequencies::full(&rope(shape.head_dim), shape.head_dim)];
             let mut forward = |is_first: bool| {
                 let batch = batch(&sequences, shape.block_size, is_first);
