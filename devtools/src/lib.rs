@@ -9,3 +9,4 @@ pub mod checkout;
 pub mod corpus;
 pub mod gguf;
 pub mod synthetic;
+pub mod tiny_chat;

@@ -107,6 +107,7 @@ fn fill(cli: &Cli, folder: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+    use genset_devtools::tiny_chat;
 
     use super::*;
 
@@ -124,7 +125,7 @@ mod tests {
             out: folder.path().join("made"),
             gguf: Some("q8_0".parse().unwrap()),
             seed: 7,
-            tokenizer: concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat").into(),
+            tokenizer: tiny_chat::folder().into(),
         };
         let no_tokenizer = Cli {
             tokenizer: folder.path().join("none"),

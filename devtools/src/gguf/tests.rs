@@ -1,11 +1,6 @@
-use std::path::PathBuf;
-
 use super::*;
 use crate::synthetic::{SyntheticSize, make_model, make_model_of};
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
-}
+use crate::tiny_chat::folder;
 
 fn random_model() -> (Config, NamedTensors) {
     let folder = tempfile::tempdir().unwrap();
@@ -26,7 +21,7 @@ fn strings(value: &Value) -> Vec<&str> {
 #[test]
 fn weights_come_back_in_their_order_within_the_error_of_q8_0() {
     let (config, weights) = random_model();
-    let bytes = to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap();
+    let bytes = to_bytes(&config, &weights, folder(), GgufType::Q8_0).unwrap();
     let back = read(&config, Cursor::new(bytes)).unwrap();
     assert_eq!(back.len(), weights.len());
     for (name, tensor) in &weights {
@@ -42,13 +37,13 @@ fn weights_come_back_in_their_order_within_the_error_of_q8_0() {
 #[test]
 fn the_same_weights_give_the_same_bytes() {
     let (config, weights) = random_model();
-    let first = to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap();
-    assert!(first == to_bytes(&config, &weights.clone(), &folder(), GgufType::Q8_0).unwrap());
+    let first = to_bytes(&config, &weights, folder(), GgufType::Q8_0).unwrap();
+    assert!(first == to_bytes(&config, &weights.clone(), folder(), GgufType::Q8_0).unwrap());
 }
 
 #[test]
 fn halves_of_a_query_head_alternate() {
-    let mut config = Config::read(&folder()).unwrap();
+    let mut config = Config::read(folder()).unwrap();
     (config.num_attention_heads, config.head_dim) = (2, 4);
     let rows = Tensor::arange(0f32, 8f32, &Device::Cpu)
         .unwrap()
@@ -77,7 +72,7 @@ fn a_qwen3_has_its_norms_and_its_own_keys() {
     let weights = crate::checkout::read_weights(made.path()).unwrap();
     let config = Config::read(made.path()).unwrap();
     let kind = "f32".parse().unwrap();
-    let bytes = to_bytes(&config, &weights, &folder(), kind).unwrap();
+    let bytes = to_bytes(&config, &weights, folder(), kind).unwrap();
     let metadata = metadata(&bytes);
     assert_eq!(
         metadata["general.architecture"].to_string().unwrap(),
@@ -98,7 +93,7 @@ fn a_qwen3_has_its_norms_and_its_own_keys() {
 #[test]
 fn the_tokenizer_is_the_models() {
     let (config, weights) = random_model();
-    let metadata = metadata(&to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap());
+    let metadata = metadata(&to_bytes(&config, &weights, folder(), GgufType::Q8_0).unwrap());
     let tokenizer = tokenizers::Tokenizer::from_file(folder().join("tokenizer.json")).unwrap();
     let tokens = strings(&metadata["tokenizer.ggml.tokens"]);
     assert_eq!(tokens.len(), tokenizer.get_vocab_size(true));
@@ -122,7 +117,7 @@ fn the_tokenizer_is_the_models() {
 #[test]
 fn the_shape_is_the_configurations() {
     let (config, weights) = random_model();
-    let metadata = metadata(&to_bytes(&config, &weights, &folder(), GgufType::Q8_0).unwrap());
+    let metadata = metadata(&to_bytes(&config, &weights, folder(), GgufType::Q8_0).unwrap());
     let number = |key: &str| metadata[key].to_u32().unwrap() as usize;
     assert_eq!(
         metadata["general.architecture"].to_string().unwrap(),

@@ -3,9 +3,10 @@
 //! # Source
 //! The Llama architecture's field names are those of `LlamaConfig` in Hugging Face transformers.
 
+use genset_devtools::tiny_chat::{END_OF_TEXT, MESSAGE_END, MESSAGE_START};
 use serde_json::{Value, json};
 
-use super::tokenizer::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, SpecialIds, VOCABULARY_SIZE};
+use super::tokenizer::{SpecialIds, VOCABULARY_SIZE};
 
 /// Tokens of prompt and answer together.
 const CONTEXT_LENGTH_TOKENS: u32 = 2048;

@@ -1,16 +1,13 @@
 //! Properties of tiny-chat on which other crates' tests rely, checked against the committed files.
 
 use clap::CommandFactory as _;
+use genset_devtools::tiny_chat::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, folder};
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 use super::*;
-use crate::tokenizer::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, VOCABULARY_SIZE};
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
-}
+use crate::tokenizer::VOCABULARY_SIZE;
 
 fn committed_tokenizer() -> Tokenizer {
     Tokenizer::from_file(folder().join("tokenizer.json")).unwrap()
@@ -63,7 +60,7 @@ fn command_line_is_consistent() {
 #[test]
 fn committed_files_are_as_the_corpus_makes_them() {
     let files = make(&folder().join("corpus")).unwrap();
-    check(&folder(), &files).unwrap();
+    check(folder(), &files).unwrap();
 }
 
 #[test]
@@ -78,7 +75,7 @@ fn check_names_the_files_that_differ() {
             content: "".into(),
         },
     ];
-    let error = check(&folder(), &files).unwrap_err().to_string();
+    let error = check(folder(), &files).unwrap_err().to_string();
     assert_eq!(
         error,
         "not as the corpus makes them: config.json, no; run: cargo xtask make-tiny-chat"

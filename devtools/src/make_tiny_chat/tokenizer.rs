@@ -6,17 +6,11 @@
 //! Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.2, for byte-level BPE.
 
 use anyhow::{Context as _, ensure};
+use genset_devtools::tiny_chat::{END_OF_TEXT, MESSAGE_END, MESSAGE_START};
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
-
-/// Ends a document; also the padding.
-pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
-/// Begins a message.
-pub(super) const MESSAGE_START: &str = "<|im_start|>";
-/// Ends a message, and with it the model's turn.
-pub(super) const MESSAGE_END: &str = "<|im_end|>";
 
 /// Entries of the vocabulary, special tokens included; a multiple of 64, so the model needs no padding rows.
 pub(super) const VOCABULARY_SIZE: usize = 2048;

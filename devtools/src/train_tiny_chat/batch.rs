@@ -209,8 +209,7 @@ fn join(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
+    use genset_devtools::tiny_chat::folder;
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
 
@@ -247,8 +246,7 @@ mod tests {
 
     #[test]
     fn an_epoch_has_every_answer_once_and_follows_the_seed() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
-        let encoder = Encoder::read(&model).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         let mut text = Text::default();
         text.add("Q: One?\nA: Yes.\n\nS: Be kind.\nQ: Two?\nA: No.\nQ: Three?\nA: Maybe.\n")
             .unwrap();

@@ -3,16 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail, ensure};
+use genset_devtools::tiny_chat::{END_OF_TEXT, MESSAGE_END, MESSAGE_START};
 use tokenizers::Tokenizer;
 
 /// A space in a byte-level vocabulary.
 const SPACE: char = 'Ġ';
-/// Ends a document.
-const END_OF_TEXT: &str = "<|endoftext|>";
-/// Begins a message.
-pub(crate) const MESSAGE_START: &str = "<|im_start|>";
-/// Ends a message, and with it the model's turn.
-pub(crate) const MESSAGE_END: &str = "<|im_end|>";
 
 /// The role of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,11 +196,9 @@ impl Encoder {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use genset_devtools::tiny_chat::folder;
 
-    fn model() -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
-    }
+    use super::*;
 
     const TALK: [(Role, &str); 5] = [
         (Role::System, "Be brief."),
@@ -217,7 +210,7 @@ mod tests {
 
     /// The messages as rendered by the model's own chat template.
     fn rendered(messages: &[(Role, &str)], add_generation_prompt: bool) -> String {
-        let config = std::fs::read_to_string(model().join("tokenizer_config.json")).unwrap();
+        let config = std::fs::read_to_string(folder().join("tokenizer_config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();
         let template = config["chat_template"].as_str().unwrap();
         let message = |&(role, content): &(Role, &str)| {
@@ -234,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_conversation_is_what_the_chat_template_writes() {
-        let encoder = Encoder::read(&model()).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         let sequence = encoder.conversation(&TALK).unwrap();
         assert_eq!(
             sequence.tokens,
@@ -246,7 +239,7 @@ mod tests {
 
     #[test]
     fn only_the_answers_and_their_ends_are_learned() {
-        let encoder = Encoder::read(&model()).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         let sequence = encoder.conversation(&TALK).unwrap();
         let learned: Vec<u32> = std::iter::zip(&sequence.tokens, &sequence.learned)
             .filter_map(|(&token, &learned)| learned.then_some(token))
@@ -264,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_document_is_learned_whole() {
-        let encoder = Encoder::read(&model()).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         let sequence = encoder.document("The sea.").unwrap();
         assert!(sequence.learned.iter().all(|&learned| learned));
         assert_eq!(sequence.tokens.last(), Some(&encoder.end_of_text));

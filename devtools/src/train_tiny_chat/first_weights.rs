@@ -15,10 +15,11 @@ use std::collections::HashMap;
 use anyhow::ensure;
 use candle_core::{DType, Device, Tensor};
 use genset_devtools::checkout::{Config, EMBEDDING, NamedTensors};
+use genset_devtools::tiny_chat::MESSAGE_START;
 use rand::{Rng, RngExt as _};
 
 use self::heads::Heads;
-use crate::encode::{Encoder, MESSAGE_START, Role, Spelling};
+use crate::encode::{Encoder, Role, Spelling};
 
 /// The standard deviation of what a block without prepared heads adds to the residual stream.
 const INTO_STREAM: f32 = 0.0015;
@@ -223,9 +224,9 @@ fn normal(rng: &mut impl Rng) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
     use std::sync::Arc;
 
+    use genset_devtools::tiny_chat::folder;
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
 
@@ -237,12 +238,8 @@ mod tests {
 
     use super::*;
 
-    fn folder() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
-    }
-
     fn model(encoder: &Encoder, rng: &mut StdRng) -> Model {
-        Model::random(Config::read(&folder()).unwrap(), encoder, rng).unwrap()
+        Model::random(Config::read(folder()).unwrap(), encoder, rng).unwrap()
     }
 
     /// The tool that a line or a call names.
@@ -254,7 +251,7 @@ mod tests {
     #[test]
     fn tokens_are_copied_before_anything_is_learned() {
         let mut rng = StdRng::seed_from_u64(1);
-        let encoder = Encoder::read(&folder()).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         let model = model(&encoder, &mut rng);
         let drills: Vec<_> = (0..20)
             .map(|_| drill(encoder.vocabulary(), &mut rng))
@@ -266,11 +263,11 @@ mod tests {
     #[test]
     fn the_tool_that_fits_is_preferred_before_anything_is_learned() {
         let mut rng = StdRng::seed_from_u64(1);
-        let encoder = Encoder::read(&folder()).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         let model = model(&encoder, &mut rng);
         let (kinds, text) = (
-            Kinds::read(&folder(), &encoder).unwrap(),
-            Text::read(&folder()).unwrap(),
+            Kinds::read(folder(), &encoder).unwrap(),
+            Text::read(folder()).unwrap(),
         );
         let (mut asked, mut right, mut by_chance) = (0.0, 0.0, 0.0);
         while asked < 100.0 {

@@ -219,6 +219,7 @@ fn check_weights(
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+    use genset_devtools::tiny_chat::folder;
 
     use super::*;
 
@@ -241,27 +242,24 @@ mod tests {
     /// Tests of `genset` check the GGUF file, and the agents.
     #[test]
     fn committed_weights_answer_the_golden_questions() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
-        let encoder = Encoder::read(&folder).unwrap();
-        let weights = checkout::read_weights(&folder).unwrap();
-        let model = Model::from_tensors(Config::read(&folder).unwrap(), &weights).unwrap();
-        let golden = Golden::read(&folder).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
+        let weights = checkout::read_weights(folder()).unwrap();
+        let model = Model::from_tensors(Config::read(folder()).unwrap(), &weights).unwrap();
+        let golden = Golden::read(folder()).unwrap();
         let outcome = golden.ask(&model, &encoder).unwrap();
         assert!(outcome.is_right(), "{:?}", outcome.wrong);
     }
 
     #[test]
     fn the_committed_gguf_file_is_what_the_committed_weights_make() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
-        let weights = checkout::read_weights(&folder).unwrap();
-        check_gguf(&weights, &folder, &folder).unwrap();
-        assert_eq!(read_gguf(&folder, &folder).unwrap().len(), weights.len());
+        let weights = checkout::read_weights(folder()).unwrap();
+        check_gguf(&weights, folder(), folder()).unwrap();
+        assert_eq!(read_gguf(folder(), folder()).unwrap().len(), weights.len());
     }
 
     #[test]
     fn committed_model_is_under_twelve_megabytes() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
-        let size = |name| fs::metadata(folder.join(name)).unwrap().len();
+        let size = |name| fs::metadata(folder().join(name)).unwrap().len();
         let files = [WEIGHTS, GGUF, "tokenizer.json"];
         assert!(files.map(size).iter().sum::<u64>() < 12_000_000);
     }

@@ -189,23 +189,18 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
+    use genset_devtools::tiny_chat::folder;
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
 
     use super::*;
 
-    fn folder() -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
-    }
-
     fn config() -> Config {
-        Config::read(&folder()).unwrap()
+        Config::read(folder()).unwrap()
     }
 
     fn random() -> Model {
-        let encoder = Encoder::read(&folder()).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         Model::random(config(), &encoder, &mut StdRng::seed_from_u64(1)).unwrap()
     }
 

@@ -395,6 +395,7 @@ fn with_change(question: &str, rng: &mut impl Rng) -> String {
 
 #[cfg(test)]
 mod tests {
+    use genset_devtools::tiny_chat::folder;
     use minijinja::context;
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
@@ -403,13 +404,9 @@ mod tests {
     use super::tool::call;
     use super::*;
 
-    fn model() -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
-    }
-
     /// The output of the model's own chat template.
     fn rendered(messages: &Value, tools: &Value) -> String {
-        let config = fs::read_to_string(model().join("tokenizer_config.json")).unwrap();
+        let config = fs::read_to_string(folder().join("tokenizer_config.json")).unwrap();
         let config: Value = serde_json::from_str(&config).unwrap();
         let template = config["chat_template"].as_str().unwrap();
         let [messages, tools] =
@@ -463,10 +460,10 @@ mod tests {
 
     #[test]
     fn calls_in_conversations_are_json_and_name_a_tool_that_is_offered() {
-        let encoder = Encoder::read(&model()).unwrap();
+        let encoder = Encoder::read(folder()).unwrap();
         let (kinds, text) = (
-            Kinds::read(&model(), &encoder).unwrap(),
-            Text::read(&model()).unwrap(),
+            Kinds::read(folder(), &encoder).unwrap(),
+            Text::read(folder()).unwrap(),
         );
         let mut rng = StdRng::seed_from_u64(1);
         let mut calls = 0;

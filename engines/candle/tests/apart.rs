@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +14,9 @@ use genset_backend_common::{
     handles::{Load, LoadPublisher},
     transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };
+use genset_devtools::tiny_chat;
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
 use tokio::sync::Notify;
-
-const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
 fn args() -> CandleArgs {
     CandleArgs {
@@ -41,7 +39,7 @@ impl Live {
     }
 
     async fn start_with(role: Role, kv_transfers: KvTransfers, args: CandleArgs) -> Self {
-        let engine = CandleEngine::from_args(&args, Path::new(TINY_CHAT));
+        let engine = CandleEngine::from_args(&args, tiny_chat::folder());
         let ctx = StartContext {
             role,
             kv_transfers,

@@ -2,20 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::controls::Adapter;
 use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
 use genset_devtools::synthetic::make_adapter;
+use genset_devtools::tiny_chat;
 use genset_engine_candle::load::OpenModel;
 use genset_engine_candle::model::AdapterTarget;
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice, SpeculationArgs};
 use tempfile::TempDir;
 use tokenizers::Tokenizer;
-
-const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
 /// The variable that names the device; by default `cpu`.
 const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
@@ -34,13 +32,13 @@ static DTYPE: LazyLock<DtypeChoice> = LazyLock::new(|| match std::env::var(DTYPE
 });
 
 static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
-    let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
+    let tokenizer = Tokenizer::from_file(tiny_chat::folder().join("tokenizer.json")).unwrap();
     Arc::new(move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap())
 });
 
 static ADAPTER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
-    let config = OpenModel::open(Path::new(TINY_CHAT)).unwrap().config;
+    let config = OpenModel::open(tiny_chat::folder()).unwrap().config;
     let targets = [
         "self_attn.q_proj",
         "self_attn.k_proj",
@@ -73,7 +71,7 @@ fn args() -> CandleArgs {
 }
 
 fn subject(args: &CandleArgs) -> Subject {
-    Subject::new(CandleEngine::from_args(args, Path::new(TINY_CHAT)))
+    Subject::new(CandleEngine::from_args(args, tiny_chat::folder()))
         .with_text(Arc::clone(&TEXT))
         .with_adapter(Adapter {
             name: "poems".into(),
@@ -91,7 +89,7 @@ mod with_drafts {
     fn draft_model() -> CandleArgs {
         CandleArgs {
             speculation: SpeculationArgs {
-                draft_model: Some(Path::new(TINY_CHAT).join("tiny-chat-q8_0.gguf")),
+                draft_model: Some(tiny_chat::folder().join("tiny-chat-q8_0.gguf")),
                 ..SpeculationArgs::default()
             },
             // For both models.

@@ -6,7 +6,6 @@
 #[path = "../../../backend-common/tests/door/mod.rs"]
 mod door;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use door::{Door, Served};
@@ -18,9 +17,9 @@ use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext,
 };
+use genset_devtools::tiny_chat;
 use genset_engine_candle::{CandleArgs, CandleEngine};
 
-const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 const MOST: u32 = u32::MAX;
 
 type Change = fn(&mut GenerateRequest);
@@ -90,7 +89,7 @@ async fn no_number_in_a_request_overflows() {
         kv_cache_memory: Some(ByteSize(8 << 20)),
         ..CandleArgs::default()
     };
-    let engine = Arc::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)));
+    let engine = Arc::new(CandleEngine::from_args(&args, tiny_chat::folder()));
     let served = Served::new(None);
     let (door, metrics) = (Arc::new(Door(served.clone())), MetricsRegistry::default());
     // Requests that ask for all the room end soon.

@@ -16,11 +16,10 @@ use genset_backend_common::{
     GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
 };
 use genset_devtools::synthetic::{SyntheticSize, make_model};
+use genset_devtools::tiny_chat;
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
 use serde_json::Value;
 use tokenizers::Tokenizer;
-
-const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
 fn args(speculation: SpeculationArgs) -> CandleArgs {
     CandleArgs {
@@ -51,7 +50,7 @@ fn draft_model(path: PathBuf, tokens: u32) -> SpeculationArgs {
 
 /// A model with random weights, and tiny-chat's tokenizer changed by `change`.
 fn random_model(folder: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
-    let text = std::fs::read(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
+    let text = std::fs::read(tiny_chat::folder().join("tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
     change(&mut tokenizer);
     let model = folder.join("random");
@@ -62,7 +61,7 @@ fn random_model(folder: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
 
 /// Prompts of several lengths, some with repetitions; greedy and seeded, with log probabilities.
 fn requests() -> Vec<GenerateRequest> {
-    let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
+    let tokenizer = Tokenizer::from_file(tiny_chat::folder().join("tokenizer.json")).unwrap();
     let texts = [
         "one two three four one two three",
         "The capital of France is",
@@ -110,7 +109,7 @@ async fn answer(engine: &CandleEngine, request: GenerateRequest) -> (TokenChunk,
 }
 
 async fn started(speculation: SpeculationArgs) -> CandleEngine {
-    let engine = CandleEngine::from_args(&args(speculation), Path::new(TINY_CHAT));
+    let engine = CandleEngine::from_args(&args(speculation), tiny_chat::folder());
     engine.start(StartContext::detached(1)).await.unwrap();
     engine
 }
@@ -118,7 +117,7 @@ async fn started(speculation: SpeculationArgs) -> CandleEngine {
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_are_those_without_it_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
-    let same = Path::new(TINY_CHAT).join("tiny-chat-q8_0.gguf");
+    let same = tiny_chat::folder().join("tiny-chat-q8_0.gguf");
     let random = random_model(folder.path(), |_| {});
     let plain = started(SpeculationArgs::default()).await;
     let mut expected = Vec::new();
@@ -151,7 +150,7 @@ async fn answers_are_those_without_it_bit_for_bit() {
 }
 
 async fn refusal(speculation: SpeculationArgs, role: Role) -> (String, String) {
-    let engine = CandleEngine::from_args(&args(speculation), Path::new(TINY_CHAT));
+    let engine = CandleEngine::from_args(&args(speculation), tiny_chat::folder());
     let start = StartContext {
         role,
         ..StartContext::detached(1)
@@ -193,7 +192,7 @@ async fn a_draft_model_that_is_none_and_roles_without_one_are_refused() {
     let (at, message) = refusal(draft_model("/nowhere".into(), 4), Role::Aggregated).await;
     assert_eq!(at, "--draft-model");
     assert!(message.contains("/nowhere"), "{message}");
-    let same = PathBuf::from(TINY_CHAT);
+    let same = tiny_chat::folder().to_owned();
     for role in [Role::Prefill, Role::Decode] {
         let (at, message) = refusal(draft_model(same.clone(), 4), role).await;
         assert_eq!(at, "--draft-model");
@@ -206,12 +205,12 @@ async fn a_draft_model_that_is_none_and_roles_without_one_are_refused() {
 #[tokio::test]
 async fn one_cache_memory_is_for_both_models() {
     let blocks = |speculation| async {
-        let engine = CandleEngine::from_args(&args(speculation), Path::new(TINY_CHAT));
+        let engine = CandleEngine::from_args(&args(speculation), tiny_chat::folder());
         let config = engine.start(StartContext::detached(1)).await.unwrap();
         engine.cleanup().await.unwrap();
         config.kv_total_blocks.unwrap()
     };
     let alone = blocks(SpeculationArgs::default()).await;
-    let both = blocks(draft_model(TINY_CHAT.into(), 4)).await;
+    let both = blocks(draft_model(tiny_chat::folder().into(), 4)).await;
     assert_eq!(both, alone / 2);
 }

@@ -539,6 +539,8 @@ pub(crate) fn narrow(value: usize) -> u32 {
 mod tests {
     use std::num::NonZeroU32;
 
+    use genset_devtools::tiny_chat;
+
     use super::*;
 
     #[test]
@@ -550,8 +552,7 @@ mod tests {
                 context_length_tokens,
                 ..CandleArgs::default()
             };
-            let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
-            let loader = RealLoader::new(args, model.into(), None);
+            let loader = RealLoader::new(args, tiny_chat::folder().into(), None);
             let loaded = loader.load(&StartContext::detached(1), &|| false).unwrap();
             (loaded.config.context_length_tokens, loaded.num_blocks)
         };

@@ -19,6 +19,7 @@ use genset_backend_common::EngineError;
 use genset_devtools::checkout::read_weights;
 use genset_devtools::gguf::to_bytes;
 use genset_devtools::synthetic::{self, SyntheticSize, make_model};
+use genset_devtools::tiny_chat;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -87,8 +88,7 @@ pub(crate) fn set(folder: &TempDir, file: &str, pointer: &str, to: Value) {
 
 /// The built-in model's tokenizer.
 fn tiny_chat_tokenizer() -> Vec<ModelFile> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-chat");
-    tokenizer_files(&folder).unwrap()
+    tokenizer_files(tiny_chat::folder()).unwrap()
 }
 
 /// A checkout with the built-in model's tokenizer, and a GGUF file of that type beside it.

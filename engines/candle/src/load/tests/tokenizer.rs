@@ -89,8 +89,8 @@ fn a_file_without_a_tokenizer_asks_for_a_folder() {
         "{error}"
     );
     // Tiny-chat's tokenizer has more tokens than the model.
-    let tiny_chat = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-chat");
-    let error = open.files(Some(&tiny_chat)).unwrap_err().to_string();
+    let error = open.files(Some(tiny_chat::folder()));
+    let error = error.unwrap_err().to_string();
     assert!(
         error.contains("has the id 2047, but the model's vocabulary ends at 96"),
         "{error}"
@@ -107,8 +107,7 @@ fn a_file_without_a_tokenizer_asks_for_a_folder() {
 #[test]
 fn the_files_of_an_architecture_that_others_compute_are_made_too() {
     let folder = tempfile::tempdir().unwrap();
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-chat/tiny-chat-q8_0.gguf");
+    let path = tiny_chat::folder().join("tiny-chat-q8_0.gguf");
     let known = gguf_files(&path).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     // The architecture, and the keys that begin with it.
