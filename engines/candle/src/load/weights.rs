@@ -29,6 +29,7 @@ pub struct WeightOptions {
 
 impl WeightOptions {
     /// As in the file, in f32 on the CPU.
+    #[cfg(test)]
     pub(crate) fn exact() -> Self {
         Self {
             device: Device::Cpu,

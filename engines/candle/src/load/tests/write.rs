@@ -14,7 +14,7 @@ pub(super) use candle_core::quantized::{GgmlDType, QTensor};
 
 use super::*;
 use crate::load::config::rope::yarn_amplitude;
-use crate::load::gguf::config::{self, usual_full_every, usual_still_every};
+use crate::load::gguf::config::{self, usual_full_every};
 use crate::load::gguf::place;
 use crate::load::plan::Role;
 use crate::load::quantize::{Part, floats};

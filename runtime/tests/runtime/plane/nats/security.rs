@@ -6,7 +6,7 @@ use genset_backend_common::{EngineError, ErrorKind};
 use genset_runtime::plane::{
     NatsConfig, NatsCredentials, NatsTls, RequestPlane, Served, WirePlane,
 };
-use genset_runtime::{InstanceId, TlsIdentity};
+use genset_runtime::InstanceId;
 
 use super::server::{NatsServer, plane};
 use crate::certificates::Authority;
