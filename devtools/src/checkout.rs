@@ -1,12 +1,14 @@
 //! A model folder of a Llama or a Qwen3: its configuration, the names and shapes of its tensors, and its weights.
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
 
 use anyhow::Context as _;
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tokenizers::Tokenizer;
 
 /// A model architecture: the names of its tensors, and its computation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -37,6 +39,20 @@ pub struct Config {
     pub rope_theta: f32,
     pub initializer_range: f32,
     pub tie_word_embeddings: bool,
+}
+
+/// Reads the tokenizer of the model in `folder`.
+///
+/// Parses it by the tokenizers crate's own code: its `from_file` is generic, and every program that calls it compiles ten seconds
+/// longer.
+///
+/// # Errors
+/// If `tokenizer.json` cannot be read.
+pub fn read_tokenizer(folder: &Path) -> anyhow::Result<Tokenizer> {
+    let path = folder.join("tokenizer.json");
+    let text = fs::read_to_string(&path).map_err(anyhow::Error::from);
+    let tokenizer = text.and_then(|text| text.parse().map_err(anyhow::Error::from_boxed));
+    tokenizer.with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The file of the weights.
@@ -104,7 +120,7 @@ impl Config {
 /// If the file is missing or has another format.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let context = || format!("cannot read {}", path.display());
-    let content = std::fs::read_to_string(path).with_context(context)?;
+    let content = fs::read_to_string(path).with_context(context)?;
     serde_json::from_str(&content).with_context(context)
 }
 

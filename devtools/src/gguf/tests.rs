@@ -1,4 +1,5 @@
 use super::*;
+use crate::checkout::read_tokenizer;
 use crate::synthetic::{SyntheticSize, make_model, make_model_of};
 use crate::tiny_chat::folder;
 
@@ -94,7 +95,7 @@ fn a_qwen3_has_its_norms_and_its_own_keys() {
 fn the_tokenizer_is_the_models() {
     let (config, weights) = random_model();
     let metadata = metadata(&to_bytes(&config, &weights, folder(), GgufType::Q8_0).unwrap());
-    let tokenizer = tokenizers::Tokenizer::from_file(folder().join("tokenizer.json")).unwrap();
+    let tokenizer = read_tokenizer(folder()).unwrap();
     let tokens = strings(&metadata["tokenizer.ggml.tokens"]);
     assert_eq!(tokens.len(), tokenizer.get_vocab_size(true));
     for (id, token) in (0u32..).zip(&tokens) {

@@ -1,6 +1,7 @@
 //! Properties of tiny-chat on which other crates' tests rely, checked against the committed files.
 
 use clap::CommandFactory as _;
+use genset_devtools::checkout::read_tokenizer;
 use genset_devtools::tiny_chat::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, folder};
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use super::*;
 use crate::tokenizer::VOCABULARY_SIZE;
 
 fn committed_tokenizer() -> Tokenizer {
-    Tokenizer::from_file(folder().join("tokenizer.json")).unwrap()
+    read_tokenizer(folder()).unwrap()
 }
 
 fn committed_json(name: &str) -> Value {

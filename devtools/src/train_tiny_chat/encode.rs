@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail, ensure};
+use genset_devtools::checkout::read_tokenizer;
 use genset_devtools::tiny_chat::{END_OF_TEXT, MESSAGE_END, MESSAGE_START};
 use tokenizers::Tokenizer;
 
@@ -69,10 +70,7 @@ impl Encoder {
     /// # Errors
     /// If the folder has no tokenizer, or the tokenizer lacks a special token.
     pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
-        let path = model.join("tokenizer.json");
-        let tokenizer = Tokenizer::from_file(&path)
-            .map_err(anyhow::Error::from_boxed)
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let tokenizer = read_tokenizer(model)?;
         let id = |token| {
             let id = tokenizer.token_to_id(token);
             id.with_context(|| format!("the tokenizer has no {token}"))

@@ -7,13 +7,13 @@ use std::sync::{Arc, LazyLock};
 use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::controls::Adapter;
 use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
+use genset_devtools::checkout::read_tokenizer;
 use genset_devtools::synthetic::make_adapter;
 use genset_devtools::tiny_chat;
 use genset_engine_candle::load::OpenModel;
 use genset_engine_candle::model::AdapterTarget;
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice, SpeculationArgs};
 use tempfile::TempDir;
-use tokenizers::Tokenizer;
 
 /// The variable that names the device; by default `cpu`.
 const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
@@ -32,7 +32,7 @@ static DTYPE: LazyLock<DtypeChoice> = LazyLock::new(|| match std::env::var(DTYPE
 });
 
 static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
-    let tokenizer = Tokenizer::from_file(tiny_chat::folder().join("tokenizer.json")).unwrap();
+    let tokenizer = read_tokenizer(tiny_chat::folder()).unwrap();
     Arc::new(move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap())
 });
 

@@ -15,11 +15,11 @@ use genset_backend_common::output::{Output, PredictionTokens, TokenChunk};
 use genset_backend_common::{
     GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
 };
+use genset_devtools::checkout::read_tokenizer;
 use genset_devtools::synthetic::{SyntheticSize, make_model};
 use genset_devtools::tiny_chat;
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
 use serde_json::Value;
-use tokenizers::Tokenizer;
 
 fn args(speculation: SpeculationArgs) -> CandleArgs {
     CandleArgs {
@@ -61,7 +61,7 @@ fn random_model(folder: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
 
 /// Prompts of several lengths, some with repetitions; greedy and seeded, with log probabilities.
 fn requests() -> Vec<GenerateRequest> {
-    let tokenizer = Tokenizer::from_file(tiny_chat::folder().join("tokenizer.json")).unwrap();
+    let tokenizer = read_tokenizer(tiny_chat::folder()).unwrap();
     let texts = [
         "one two three four one two three",
         "The capital of France is",

@@ -203,7 +203,9 @@ impl TextTokenizer {
     fn load(json: &[u8]) -> Result<Self, TokenizerError> {
         let load = |source| TokenizerError::Load { source };
         growth::check(json)?;
-        let mut inner = Tokenizer::from_bytes(json).map_err(load)?;
+        let text = str::from_utf8(json).map_err(|error| load(error.into()))?;
+        // Parsed by the tokenizers crate's own code: a generic function would be compiled here once more.
+        let mut inner: Tokenizer = text.parse().map_err(load)?;
         inner.with_truncation(None).map_err(load)?;
         inner.with_padding(None);
         let pieces = PieceTable::try_new(&inner)?;

@@ -158,6 +158,8 @@ fn vocabulary(
         Err(error) => return Err(error),
     };
     let file = files.iter().find(|file| file.name == "tokenizer.json");
-    let tokenizer = file.and_then(|file| Tokenizer::from_bytes(&file.content).ok());
+    let text = file.and_then(|file| str::from_utf8(&file.content).ok());
+    // Parsed by the tokenizers crate's own code: a generic function would be compiled here once more.
+    let tokenizer = text.and_then(|text| text.parse::<Tokenizer>().ok());
     Ok(tokenizer.map(|tokenizer| tokenizer.get_vocab(true)))
 }

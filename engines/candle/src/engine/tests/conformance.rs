@@ -20,7 +20,7 @@ impl Probe for Crash {
 
 fn subject(fake: Fake) -> Subject {
     let crash = Arc::new(Crash(Arc::clone(&fake.switches)));
-    let tokenizer = Tokenizer::from_bytes(TOKENIZER).unwrap();
+    let tokenizer: Tokenizer = str::from_utf8(TOKENIZER).unwrap().parse().unwrap();
     let text = move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap();
     Subject::new(fake.engine())
         .with_probe(crash)

@@ -19,7 +19,7 @@ fn tokenizer_of(files: &[ModelFile]) -> Tokenizer {
         .iter()
         .find(|file| file.name == "tokenizer.json")
         .unwrap();
-    Tokenizer::from_bytes(&file.content).unwrap()
+    str::from_utf8(&file.content).unwrap().parse().unwrap()
 }
 
 fn ids(tokenizer: &Tokenizer, text: &str, adds_special: bool) -> Vec<u32> {
