@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use genset_backend_common::{EngineError, ErrorKind};
+use genset_runtime::InstanceId;
 use genset_runtime::plane::{
     NatsConfig, NatsCredentials, NatsTls, RequestPlane, Served, WirePlane,
 };
-use genset_runtime::InstanceId;
 
 use super::server::{NatsServer, plane};
 use crate::certificates::Authority;
