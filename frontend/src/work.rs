@@ -160,7 +160,7 @@ impl Drop for Leaving {
     }
 }
 
-/// The place of something that runs; dropping it admits the next.
+/// The place of something that runs or waits; dropping it admits the next.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// Declared first: the next one is counted only when this one is no more.
@@ -180,10 +180,10 @@ impl Place {
 
 /// Counted in a gauge until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted(Gauge);
+struct Counted(Gauge);
 
 impl Counted {
-    pub(crate) fn new(gauge: Gauge) -> Self {
+    fn new(gauge: Gauge) -> Self {
         gauge.inc();
         Self(gauge)
     }

@@ -12,10 +12,10 @@ use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry};
 use parking_lot::Mutex;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::work::{Counted, Place, acquire};
+use crate::work::{Place, acquire};
 
 /// The limits on requests of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,9 +60,9 @@ impl Admissions {
         let mut by_model = self.by_model.lock();
         let gate = by_model.entry(model.to_owned()).or_insert_with(|| {
             let label = [("model", model.to_owned())];
-            let places = |count: usize| Semaphore::new(count.min(Semaphore::MAX_PERMITS));
+            let places = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
             Arc::new(ModelAdmission {
-                running: Arc::new(places(self.limits.running.get())),
+                running: places(self.limits.running.get()),
                 waiting: places(self.limits.waiting),
                 limits: self.limits,
                 running_gauge: self.running.get_or_create(&label).clone(),
@@ -90,7 +90,7 @@ impl Admissions {
 #[derive(Debug)]
 pub(crate) struct ModelAdmission {
     running: Arc<Semaphore>,
-    waiting: Semaphore,
+    waiting: Arc<Semaphore>,
     limits: ModelLimits,
     running_gauge: Gauge,
     waiting_gauge: Gauge,
@@ -115,8 +115,9 @@ impl ModelAdmission {
         Ok(Place::new(permit, self.running_gauge.clone()))
     }
 
-    fn queue(&self) -> Result<(SemaphorePermit<'_>, Counted), EngineError> {
-        let place = self.waiting.try_acquire().map_err(|_full| {
+    fn queue(&self) -> Result<Place, EngineError> {
+        let permit = Arc::clone(&self.waiting).try_acquire_owned();
+        let permit = permit.map_err(|_full| {
             let message = format!(
                 "{} requests of this model are being answered and {} wait, which is this server's limit; try again later",
                 self.limits.running, self.limits.waiting
@@ -124,6 +125,6 @@ impl ModelAdmission {
             EngineError::new(ErrorKind::Overloaded, message)
                 .with_retry_after(Duration::from_secs(1))
         })?;
-        Ok((place, Counted::new(self.waiting_gauge.clone())))
+        Ok(Place::new(permit, self.waiting_gauge.clone()))
     }
 }
