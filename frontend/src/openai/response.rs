@@ -305,8 +305,14 @@ impl ChunkEncoder {
         put_json(&logprobs_json(self.api, rated), out);
     }
 
-    /// Writes the last event of a choice, with its finish reason and the remaining log probabilities.
-    pub fn finish(&self, index: usize, reason: &str, rated: &[TokenLogprobs], out: &mut BytesMut) {
+    /// Writes the last event of a choice, with its finish reason, which is written as it is, and the remaining log probabilities.
+    pub fn finish(
+        &self,
+        index: usize,
+        reason: &'static str,
+        rated: &[TokenLogprobs],
+        out: &mut BytesMut,
+    ) {
         self.begin(index, out);
         out.put_slice(match self.api {
             Api::Chat => b",\"delta\":{}".as_slice(),
