@@ -207,6 +207,12 @@ fn what_is_not_read_is_refused_by_name() {
     assert_keys_are_named("awq", "", &of_awq);
     let error = config_error("awq", "bits", json!(null));
     assert!(error.contains("config.w_bit: missing"), "{error}");
+    // What is null is missing too.
+    let of_nulls = json!({"quant_method": "gptq", "bits": 4, "group_size": null});
+    let copy = copy_of("gptq");
+    set(&copy, CONFIG, "/quantization_config", of_nulls);
+    let error = open_error(copy.path()).to_string();
+    assert!(error.contains("config.group_size: missing"), "{error}");
     let of_fp8 = [
         ("activation_scheme", json!("static"), " = static"),
         ("fmt", json!("e5m2"), " = e5m2"),
