@@ -125,6 +125,9 @@ impl StepBatch {
     }
 
     /// Adds a piece of another sequence.
+    ///
+    /// # Panics
+    /// If the piece has too few blocks for its tokens, or `block_size` is 0.
     pub fn push(&mut self, block_size: usize, piece: Piece<'_>) {
         let Piece { start, blocks, .. } = piece;
         let first = self.tokens.len();
