@@ -42,7 +42,7 @@ pub trait Fault: Send + Sync + 'static {
     /// What comes before a start. A fault with its own `start` does it there.
     fn begin(&self, _ctx: &StartContext) {}
 
-    /// Changes the declaration of a successful start. A fault with its own `start` declares there.
+    /// Changes or keeps the declaration of a successful start. A fault with its own `start` does it there.
     fn declare(&self, _config: &mut EngineConfig) {}
 
     /// In place of the clean engine's answer.
