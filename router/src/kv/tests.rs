@@ -333,8 +333,7 @@ impl Router {
 
     /// Waits until this many snapshots were taken.
     async fn until_snapshots(&self, count: f64) {
-        let name = "genset_router_snapshots_total";
-        self.until(name, "", |taken| taken >= count).await;
+        self.until(SNAPSHOTS, "", |taken| taken == count).await;
     }
 }
 
@@ -356,6 +355,8 @@ async fn eventually(is: impl Fn() -> bool, what: &str) {
 }
 
 const BLOCKS: &str = "genset_router_index_blocks";
+
+const SNAPSHOTS: &str = "genset_router_snapshots_total";
 
 fn prompt(seed: u32, tokens: u32) -> Vec<TokenId> {
     (0..tokens)

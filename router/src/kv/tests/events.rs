@@ -24,7 +24,7 @@ async fn a_worker_takes_its_entries_along_and_comes_back_with_its_snapshot() {
     // A frontend that starts now learns the worker's blocks.
     let other = site.router(KvConfig::default()).await;
     let third = site.worker(3, vec![]).await;
-    other.until_snapshots(5.0).await;
+    other.until(SNAPSHOTS, "", |taken| taken >= 5.0).await;
     for _ in 0..6 {
         other.ask(&prompt(1, 160)).await;
     }
