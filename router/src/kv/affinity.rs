@@ -48,12 +48,14 @@ impl Affinity {
         )
     }
 
+    /// Returns the place that last served the key.
     pub(super) fn last(&self, key: Key) -> Option<Place> {
         let keys = self.keys.lock();
         let place = keys.young.get(&key).or_else(|| keys.old.get(&key));
         place.copied()
     }
 
+    /// Records that the place serves the key.
     pub(super) fn serves(&self, key: Key, place: Place) {
         let mut keys = self.keys.lock();
         if keys.young.len() >= self.most && !keys.young.contains_key(&key) {

@@ -109,6 +109,7 @@ struct State {
     members: Vec<Member>,
     /// The number of members created so far.
     generations: u64,
+    /// The place of each target.
     owners: Vec<Option<Place>>,
     free: Vec<Target>,
 }

@@ -30,6 +30,7 @@ pub(super) enum Stuck {
 }
 
 impl Stuck {
+    /// The name in metrics.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Limit => "limit",

@@ -119,6 +119,7 @@ impl Waiting {
             .is_some_and(|(first, _)| *first == turn)
     }
 
+    /// Returns whether the request is the first of all lanes.
     pub(super) fn is_first(&self, turn: Turn) -> bool {
         self.first_behind(None)
             .is_some_and(|(first, _)| *first == turn)
