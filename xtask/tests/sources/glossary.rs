@@ -11,7 +11,7 @@ use cargo_metadata::MetadataCommand;
 use super::{each_source, is_of_tests};
 
 /// Names with several meanings, and why they are allowed.
-const SHARED: [(&str, &str); 12] = [
+const SHARED: [(&str, &str); 13] = [
     (
         "Answer",
         "the frontend's choice on its way back, and what the kit read",
@@ -36,6 +36,10 @@ const SHARED: [(&str, &str); 12] = [
     (
         "Output",
         "of an engine, and of OpenAI's Responses API, whose word it is",
+    ),
+    (
+        "Piece",
+        "of a sequence in a step, and of a simulated prompt: consecutive tokens",
     ),
     ("Progress", "of a start, and of a download: how far it is"),
     (
