@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::access::Caller;
 use super::apis::{Call, Reply};
-use super::files::{answered, kept, lifetime};
+use super::files::{kept, lifetime};
 use super::handlers::App;
 use super::listing::Pages;
 use super::replies::{json_response, large_json_response, list_response};
@@ -126,47 +126,38 @@ pub(super) async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     RawQuery(query): RawQuery,
-) -> Response {
-    let listed = async {
-        let store = kept(&app)?.store().clone();
-        let page = PAGES.parse(query.as_deref())?;
-        let make = move || {
-            // One more than the page holds, to see whether more follow.
-            let (after, most) = (page.after.as_deref(), page.limit + 1);
-            let last = store.batches(caller.name(), after, most);
-            page.of(&last, |batch| &batch.id, |batch| batch.to_json())
-        };
-        list_response(&app, make).await
+) -> Result<Response, ApiError> {
+    let store = kept(&app)?.store().clone();
+    let page = PAGES.parse(query.as_deref())?;
+    let make = move || {
+        // One more than the page holds, to see whether more follow.
+        let (after, most) = (page.after.as_deref(), page.limit + 1);
+        let last = store.batches(caller.name(), after, most);
+        page.of(&last, |batch| &batch.id, |batch| batch.to_json())
     };
-    answered(listed.await)
+    list_response(&app, make).await
 }
 
 pub(super) async fn retrieve(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
-) -> Response {
-    let found = kept(&app).and_then(|batches| {
-        let batch = batches.store().batch(&id, caller.name());
-        let batch = batch.ok_or_else(|| batch_not_found(&id))?;
-        Ok(large_json_response(&app, &batch.to_json()))
-    });
-    answered(found)
+) -> Result<Response, ApiError> {
+    let batch = kept(&app)?.store().batch(&id, caller.name());
+    let batch = batch.ok_or_else(|| batch_not_found(&id))?;
+    large_json_response(&app, &batch.to_json())
 }
 
 pub(super) async fn cancel(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
-) -> Response {
-    let cancelled = async {
-        let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
-        let batches = kept(&app)?;
-        let cancelled = batches.with_store(move |store| store.cancel(&of_id, owner.as_deref()));
-        let batch = cancelled.await?.ok_or_else(|| batch_not_found(&id))?;
-        Ok(json_response(&batch.to_json()))
-    };
-    answered(cancelled.await)
+) -> Result<Response, ApiError> {
+    let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
+    let batches = kept(&app)?;
+    let cancelled = batches.with_store(move |store| store.cancel(&of_id, owner.as_deref()));
+    let batch = cancelled.await?.ok_or_else(|| batch_not_found(&id))?;
+    Ok(json_response(&batch.to_json()))
 }
 
 #[cfg(test)]
@@ -228,7 +219,7 @@ mod tests {
             assert!((&mut listing).now_or_never().is_none());
             drop(end);
             working.await.unwrap();
-            assert_eq!(listing.await.status(), StatusCode::OK);
+            assert_eq!(listing.await.unwrap().status(), StatusCode::OK);
         }
     }
 

@@ -71,11 +71,6 @@ pub(super) fn kept(app: &App) -> Result<&Batches, ApiError> {
     })
 }
 
-/// Turns a handler's result into a response.
-pub(super) fn answered(answer: Result<Response, ApiError>) -> Response {
-    answer.unwrap_or_else(IntoResponse::into_response)
-}
-
 /// Checks how long a file is to be kept, in seconds.
 ///
 /// # Errors
@@ -388,20 +383,17 @@ pub(super) async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     RawQuery(query): RawQuery,
-) -> Response {
-    let listed = async {
-        let store = kept(&app)?.store().clone();
-        let page = PAGES.parse(query.as_deref())?;
-        let make = move || {
-            let mut files = store.files(caller.name());
-            if let Some(purpose) = &page.purpose {
-                files.retain(|file| file.purpose.name() == purpose);
-            }
-            page.of(&files, |file| &file.id, FileRecord::to_json)
-        };
-        list_response(&app, make).await
+) -> Result<Response, ApiError> {
+    let store = kept(&app)?.store().clone();
+    let page = PAGES.parse(query.as_deref())?;
+    let make = move || {
+        let mut files = store.files(caller.name());
+        if let Some(purpose) = &page.purpose {
+            files.retain(|file| file.purpose.name() == purpose);
+        }
+        page.of(&files, |file| &file.id, FileRecord::to_json)
     };
-    answered(listed.await)
+    list_response(&app, make).await
 }
 
 /// Returns the caller's file of this id.
@@ -414,53 +406,47 @@ pub(super) async fn retrieve(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
-) -> Response {
-    let file = file_of(&app, &caller, &id);
-    answered(file.map(|file| json_response(&file.to_json())))
+) -> Result<Response, ApiError> {
+    let file = file_of(&app, &caller, &id)?;
+    Ok(json_response(&file.to_json()))
 }
 
 pub(super) async fn content(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
-) -> Response {
-    let given = async {
-        let file = file_of(&app, &caller, &id)?;
-        let path = kept(&app)?.store().content(&file.id);
-        let opened = tokio::fs::File::open(&path).await.map_err(|error| {
-            tracing::error!(%error, path = %path.display(), "a kept file cannot be read");
-            ApiError::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "The file cannot be read.",
-            )
-        })?;
-        let headers = [
-            (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
-            (header::CONTENT_LENGTH, file.bytes.to_string()),
-        ];
-        let content = Body::from_stream(ReaderStream::with_capacity(opened, 64 << 10));
-        Ok((headers, content).into_response())
-    };
-    answered(given.await)
+) -> Result<Response, ApiError> {
+    let file = file_of(&app, &caller, &id)?;
+    let path = kept(&app)?.store().content(&file.id);
+    let opened = tokio::fs::File::open(&path).await.map_err(|error| {
+        tracing::error!(%error, path = %path.display(), "a kept file cannot be read");
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "The file cannot be read.",
+        )
+    })?;
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_LENGTH, file.bytes.to_string()),
+    ];
+    let content = Body::from_stream(ReaderStream::with_capacity(opened, 64 << 10));
+    Ok((headers, content).into_response())
 }
 
 pub(super) async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
-) -> Response {
-    let deleted = async {
-        let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
-        let batches = kept(&app)?;
-        let deleted = batches.with_store(move |store| store.delete_file(&of_id, owner.as_deref()));
-        match deleted.await? {
-            true => Ok(json_response(
-                &json!({"id": id, "object": "file", "deleted": true}),
-            )),
-            false => Err(file_not_found(&id, "file_id")),
-        }
-    };
-    answered(deleted.await)
+) -> Result<Response, ApiError> {
+    let (of_id, owner) = (id.clone(), caller.name().map(str::to_owned));
+    let batches = kept(&app)?;
+    let deleted = batches.with_store(move |store| store.delete_file(&of_id, owner.as_deref()));
+    match deleted.await? {
+        true => Ok(json_response(
+            &json!({"id": id, "object": "file", "deleted": true}),
+        )),
+        false => Err(file_not_found(&id, "file_id")),
+    }
 }
 
 #[cfg(test)]

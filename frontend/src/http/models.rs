@@ -2,7 +2,7 @@
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use genset_runtime::WorkerLoad;
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -90,15 +90,14 @@ pub(super) async fn list(State(app): State<App>) -> Response {
 pub(super) async fn get(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
-) -> Response {
-    let Ok(Path(id)) = id else {
+) -> Result<Response, ApiError> {
+    let Path(id) = id.map_err(|_| {
         let message = "The model's name in the path is not valid UTF-8.";
-        return ApiError::new(StatusCode::BAD_REQUEST, message).into_response();
-    };
-    match app.models.get(&id) {
-        Some(model) => json_response(&model_detail(&app, &model).await),
-        None => ApiError::model_not_found(&id).into_response(),
-    }
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    })?;
+    let model = app.models.get(&id);
+    let model = model.ok_or_else(|| ApiError::model_not_found(&id))?;
+    Ok(json_response(&model_detail(&app, &model).await))
 }
 
 #[cfg(test)]

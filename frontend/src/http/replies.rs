@@ -41,17 +41,17 @@ pub(super) fn json_response(value: &Value) -> Response {
 }
 
 /// Like [`json_response`], for what may be large: it holds room in the memory budget until it is sent.
-pub(super) fn large_json_response(app: &App, value: &Value) -> Response {
-    match held(value.to_string(), app.metrics.share()) {
-        Ok(json) => whole_response(json),
-        Err(error) => error.into_response(),
-    }
+///
+/// # Errors
+/// A 503 if there is no memory for it.
+pub(super) fn large_json_response(app: &App, value: &Value) -> Result<Response, ApiError> {
+    held(value.to_string(), app.metrics.share()).map(whole_response)
 }
 
 /// Like [`large_json_response`], but makes and writes the value on a thread for long work.
 ///
 /// # Errors
-/// A 503 if there is no memory for it.
+/// As [`large_json_response`].
 pub(super) async fn list_response(
     app: &App,
     make: impl FnOnce() -> Value + Send + 'static,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::{FromRequestParts, Path, RawQuery, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -358,6 +358,12 @@ fn not_found(id: &str) -> ApiError {
     }
 }
 
+/// Returns the caller's stored response of this id.
+fn stored(app: &App, caller: &Caller, id: &str) -> Result<Arc<Stored>, ApiError> {
+    let stored = app.responses.get(id, caller.name());
+    stored.ok_or_else(|| not_found(id))
+}
+
 /// The id in a path.
 pub(super) struct Id(pub(super) String);
 
@@ -377,31 +383,20 @@ pub(super) async fn retrieve(
     Extension(caller): Extension<Caller>,
     Id(id): Id,
     RawQuery(query): RawQuery,
-) -> Response {
-    if let Err(error) = check_query(query.as_deref().unwrap_or_default()) {
-        return error.into_response();
-    }
-    match app.responses.get(&id, caller.name()) {
-        Some(stored) => stored_response(&app, stored),
-        None => not_found(&id).into_response(),
-    }
+) -> Result<Response, ApiError> {
+    check_query(query.as_deref().unwrap_or_default())?;
+    let stored = stored(&app, &caller, &id)?;
+    let mut share = app.metrics.share();
+    share.grow(stored.response.len())?;
+    Ok(whole_response(holding(StoredText(stored), share)))
 }
 
-/// The text of a stored response.
+/// The text of a stored response, which is sent without a copy. The store may drop it before the client has taken it.
 struct StoredText(Arc<Stored>);
 
 impl AsRef<[u8]> for StoredText {
     fn as_ref(&self) -> &[u8] {
         self.0.response.as_bytes()
-    }
-}
-
-/// Sends a stored response without a copy. The store may drop it before the client has taken it.
-fn stored_response(app: &App, stored: Arc<Stored>) -> Response {
-    let mut share = app.metrics.share();
-    match share.grow(stored.response.len()) {
-        Ok(()) => whole_response(holding(StoredText(stored), share)),
-        Err(error) => error.into_response(),
     }
 }
 
@@ -426,12 +421,12 @@ pub(super) async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
-) -> Response {
-    if app.responses.delete(&id, caller.name()) {
-        json_response(&json!({"id": id, "object": "response", "deleted": true}))
-    } else {
-        not_found(&id).into_response()
+) -> Result<Response, ApiError> {
+    if !app.responses.delete(&id, caller.name()) {
+        return Err(not_found(&id));
     }
+    let deleted = json!({"id": id, "object": "response", "deleted": true});
+    Ok(json_response(&deleted))
 }
 
 /// There is nothing to cancel: a response is stored when it has ended.
@@ -439,13 +434,13 @@ pub(super) async fn cancel(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Id(id): Id,
-) -> Response {
-    match app.responses.get(&id, caller.name()) {
-        None => not_found(&id).into_response(),
-        Some(_) => {
+) -> ApiError {
+    match stored(&app, &caller, &id) {
+        Err(error) => error,
+        Ok(_) => {
             let message = "Only responses in the background can be cancelled, and this server has none. Close the \
                 connection of the request instead.";
-            ApiError::new(StatusCode::BAD_REQUEST, message).into_response()
+            ApiError::new(StatusCode::BAD_REQUEST, message)
         }
     }
 }
@@ -455,23 +450,18 @@ pub(super) async fn input_items(
     Extension(caller): Extension<Caller>,
     Id(id): Id,
     RawQuery(query): RawQuery,
-) -> Response {
-    let Some(stored) = app.responses.get(&id, caller.name()) else {
-        return not_found(&id).into_response();
-    };
-    let listed = async {
-        let page = PAGES.parse(query.as_deref())?;
-        let (items, has_more) = part_of(&page, &stored.input)?;
-        let bytes = bytes_of(&items);
-        let mut share = app.metrics.share();
-        share.grow(bytes)?;
-        let write = move |_: &_| Ok(items_json(&items, has_more));
-        let work = app.models.work();
-        let json = work.run(bytes / WRITTEN_BYTES, None, write).await?;
-        share.resize(json.len())?;
-        Ok::<_, ApiError>(whole_response(holding(json, share)))
-    };
-    listed.await.unwrap_or_else(IntoResponse::into_response)
+) -> Result<Response, ApiError> {
+    let stored = stored(&app, &caller, &id)?;
+    let page = PAGES.parse(query.as_deref())?;
+    let (items, has_more) = part_of(&page, &stored.input)?;
+    let bytes = bytes_of(&items);
+    let mut share = app.metrics.share();
+    share.grow(bytes)?;
+    let write = move |_: &_| Ok(items_json(&items, has_more));
+    let work = app.models.work();
+    let json = work.run(bytes / WRITTEN_BYTES, None, write).await?;
+    share.resize(json.len())?;
+    Ok(whole_response(holding(json, share)))
 }
 
 #[derive(Serialize)]
