@@ -316,101 +316,91 @@ pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
 }
 
-pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let max_inputs = call.app.config.max_embedding_inputs;
-        let parse =
-            move |body: JsonBody<'_>, _: &ParamLimits| EmbeddingRequest::parse(body, max_inputs);
-        let request = call.parse(parse).await?;
-        call.guard.ignores(&request.hints, REASONING_EFFORT);
-        call.guard.model(&request.model);
-        let model = call.model(&request.model, EndpointType::Embeddings).await?;
-        let (name, encoding) = (request.model.clone(), request.encoding);
-        let ctx = call.admit(&model).await?;
-        let rank = call.guard.rank();
-        let job = |room| EmbedJob::prepare(model, request, rank, room);
-        let job = call.guard.prepare(&ctx, job).await?;
-        let embedded = job.run(&ctx, call.guard.account()).await?;
-        call.guard.usage(&Usage {
-            prompt_tokens: embedded.prompt_tokens,
-            ..Usage::default()
-        });
-        let numbers = embedded.embeddings.iter().map(Vec::len).sum::<usize>();
-        call.guard
-            .memory()
-            .grow(numbers.saturating_mul(EMBEDDED_NUMBER_BYTES))?;
-        // A number takes about ten bytes.
-        let write = move || {
-            let (embeddings, tokens) = (&embedded.embeddings, embedded.prompt_tokens);
-            Ok(embeddings_json(&name, embeddings, encoding, tokens))
-        };
-        call.reply(numbers.saturating_mul(10), write).await
-    }
-    .boxed()
+pub(super) async fn embeddings(call: &mut Call) -> Result<Reply, ApiError> {
+    let max_inputs = call.app.config.max_embedding_inputs;
+    let parse =
+        move |body: JsonBody<'_>, _: &ParamLimits| EmbeddingRequest::parse(body, max_inputs);
+    let request = call.parse(parse).await?;
+    call.guard.ignores(&request.hints, REASONING_EFFORT);
+    call.guard.model(&request.model);
+    let model = call.model(&request.model, EndpointType::Embeddings).await?;
+    let (name, encoding) = (request.model.clone(), request.encoding);
+    let ctx = call.admit(&model).await?;
+    let rank = call.guard.rank();
+    let job = |room| EmbedJob::prepare(model, request, rank, room);
+    let job = call.guard.prepare(&ctx, job).await?;
+    let embedded = job.run(&ctx, call.guard.account()).await?;
+    call.guard.usage(&Usage {
+        prompt_tokens: embedded.prompt_tokens,
+        ..Usage::default()
+    });
+    let numbers = embedded.embeddings.iter().map(Vec::len).sum::<usize>();
+    call.guard
+        .memory()
+        .grow(numbers.saturating_mul(EMBEDDED_NUMBER_BYTES))?;
+    // A number takes about ten bytes.
+    let write = move || {
+        let (embeddings, tokens) = (&embedded.embeddings, embedded.prompt_tokens);
+        Ok(embeddings_json(&name, embeddings, encoding, tokens))
+    };
+    call.reply(numbers.saturating_mul(10), write).await
 }
 
-pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let request = call
-            .parse(|body, limits| TokenizeRequest::parse(body, limits))
-            .await?;
-        call.guard.model(&request.model);
-        let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
-        let ctx = call.admit(&model).await?;
-        let tokens = match request.input {
-            TokenizeInput::Prompt {
-                text,
-                add_special_tokens,
-            } => {
-                let model = Arc::clone(&model);
-                let tokens =
-                    |room| pipeline::tokenize_prompt(model, text, add_special_tokens, room);
-                call.guard.prepare(&ctx, tokens).await?
-            }
-            TokenizeInput::Chat(chat) => {
-                let of_model = Arc::clone(&model);
-                let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, *chat, room));
-                let job = job.await?;
-                let prompt = job.prompt().map(<[_]>::to_vec);
-                prompt.ok_or_else(|| pipeline::no_tokenizer(&model))?
-            }
-        };
-        call.guard.account().charge_counted(tokens.len());
-        let shows_strings = request.return_token_strs;
-        let count = tokens.len();
-        let a_token = if shows_strings {
-            SHOWN_TOKEN_BYTES
-        } else {
-            WRITTEN_TOKEN_BYTES
-        };
-        let room = count.saturating_mul(a_token);
-        call.guard.memory().grow(room)?;
-        let write = move || {
-            let strings = shows_strings.then(|| pipeline::token_strings(&model, &tokens));
-            let context = model.card.context_length_tokens;
-            Ok(tokenize_json(
-                context,
-                &tokens,
-                strings.transpose()?.as_deref(),
-            ))
-        };
-        // A token takes about ten bytes.
-        call.reply(count.saturating_mul(10), write).await
-    }
-    .boxed()
+pub(super) async fn tokenize(call: &mut Call) -> Result<Reply, ApiError> {
+    let request = call
+        .parse(|body, limits| TokenizeRequest::parse(body, limits))
+        .await?;
+    call.guard.model(&request.model);
+    let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
+    let ctx = call.admit(&model).await?;
+    let tokens = match request.input {
+        TokenizeInput::Prompt {
+            text,
+            add_special_tokens,
+        } => {
+            let model = Arc::clone(&model);
+            let tokens = |room| pipeline::tokenize_prompt(model, text, add_special_tokens, room);
+            call.guard.prepare(&ctx, tokens).await?
+        }
+        TokenizeInput::Chat(chat) => {
+            let of_model = Arc::clone(&model);
+            let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, *chat, room));
+            let job = job.await?;
+            let prompt = job.prompt().map(<[_]>::to_vec);
+            prompt.ok_or_else(|| pipeline::no_tokenizer(&model))?
+        }
+    };
+    call.guard.account().charge_counted(tokens.len());
+    let shows_strings = request.return_token_strs;
+    let count = tokens.len();
+    let a_token = if shows_strings {
+        SHOWN_TOKEN_BYTES
+    } else {
+        WRITTEN_TOKEN_BYTES
+    };
+    let room = count.saturating_mul(a_token);
+    call.guard.memory().grow(room)?;
+    let write = move || {
+        let strings = shows_strings.then(|| pipeline::token_strings(&model, &tokens));
+        let context = model.card.context_length_tokens;
+        Ok(tokenize_json(
+            context,
+            &tokens,
+            strings.transpose()?.as_deref(),
+        ))
+    };
+    // A token takes about ten bytes.
+    call.reply(count.saturating_mul(10), write).await
 }
 
-pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
-        call.guard.model(&request.model);
-        let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
-        let ctx = call.admit(&model).await?;
-        let count = request.tokens.len();
-        let text = |room| pipeline::detokenize(model, request.tokens, room);
-        let prompt = call.guard.prepare(&ctx, text).await?;
-        call.guard.account().charge_counted(count);
-        Ok(Reply::Json(json!({"prompt": prompt}).to_string()))
-    }
-    .boxed()
+pub(super) async fn detokenize(call: &mut Call) -> Result<Reply, ApiError> {
+    let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
+    call.guard.model(&request.model);
+    let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
+    let ctx = call.admit(&model).await?;
+    let count = request.tokens.len();
+    let text = |room| pipeline::detokenize(model, request.tokens, room);
+    let prompt = call.guard.prepare(&ctx, text).await?;
+    call.guard.account().charge_counted(count);
+    Ok(Reply::Json(json!({"prompt": prompt}).to_string()))
 }

@@ -3,8 +3,6 @@
 use axum::Extension;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value};
 
@@ -102,16 +100,13 @@ impl BatchRequest {
     }
 }
 
-pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let batches = kept(&call.app)?.clone();
-        let request = call.parse(|body, _| BatchRequest::parse(body)).await?;
-        let record = request.record(&call.caller);
-        let json = record.to_json().to_string();
-        batches.add(record).await?;
-        Ok(Reply::Json(json))
-    }
-    .boxed()
+pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
+    let batches = kept(&call.app)?.clone();
+    let request = call.parse(|body, _| BatchRequest::parse(body)).await?;
+    let record = request.record(&call.caller);
+    let json = record.to_json().to_string();
+    batches.add(record).await?;
+    Ok(Reply::Json(json))
 }
 
 fn batch_not_found(id: &str) -> ApiError {
@@ -166,6 +161,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
+    use futures_util::FutureExt;
     use genset_runtime::Runtime;
     use tokio_util::sync::CancellationToken;
 

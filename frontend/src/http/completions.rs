@@ -1,7 +1,6 @@
 //! Chats and completions: their choices, whole or streamed side by side.
 
-use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use genset_backend_common::{RequestContext, card::EndpointType};
 
 use super::apis::{Call, Reply, new_id};
@@ -21,35 +20,29 @@ use crate::pipeline::{Answers, Job, REASONING_EFFORT};
 /// How many bytes of an answer's text are written in the time in which a tokenizer encodes one byte.
 pub(super) const WRITTEN_BYTES: usize = 16;
 
-pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let parse: Parse<ChatRequest> = |body, limits| ChatRequest::parse(body, limits);
-        let mut request = match whole::ask(call, Api::Chat, parse).await? {
-            Asked::Answered(reply) => return Ok(reply),
-            Asked::Known(request) => request,
-        };
-        let (model, ctx) = call.begin(&mut request.params, EndpointType::Chat).await?;
-        let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request, room));
-        let job = job.await?;
-        answer(call, Api::Chat, &ctx, job).await
-    }
-    .boxed()
+pub(super) async fn chat(call: &mut Call) -> Result<Reply, ApiError> {
+    let parse: Parse<ChatRequest> = |body, limits| ChatRequest::parse(body, limits);
+    let mut request = match whole::ask(call, Api::Chat, parse).await? {
+        Asked::Answered(reply) => return Ok(reply),
+        Asked::Known(request) => request,
+    };
+    let (model, ctx) = call.begin(&mut request.params, EndpointType::Chat).await?;
+    let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request, room));
+    let job = job.await?;
+    answer(call, Api::Chat, &ctx, job).await
 }
 
-pub(super) fn completions(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let parse: Parse<CompletionRequest> = |body, limits| CompletionRequest::parse(body, limits);
-        let mut request = match whole::ask(call, Api::Completions, parse).await? {
-            Asked::Answered(reply) => return Ok(reply),
-            Asked::Known(request) => request,
-        };
-        let endpoint = EndpointType::Completions;
-        let (model, ctx) = call.begin(&mut request.params, endpoint).await?;
-        let job = (call.guard).prepare(&ctx, |room| Job::completion(model, request, room));
-        let job = job.await?;
-        answer(call, Api::Completions, &ctx, job).await
-    }
-    .boxed()
+pub(super) async fn completions(call: &mut Call) -> Result<Reply, ApiError> {
+    let parse: Parse<CompletionRequest> = |body, limits| CompletionRequest::parse(body, limits);
+    let mut request = match whole::ask(call, Api::Completions, parse).await? {
+        Asked::Answered(reply) => return Ok(reply),
+        Asked::Known(request) => request,
+    };
+    let endpoint = EndpointType::Completions;
+    let (model, ctx) = call.begin(&mut request.params, endpoint).await?;
+    let job = (call.guard).prepare(&ctx, |room| Job::completion(model, request, room));
+    let job = job.await?;
+    answer(call, Api::Completions, &ctx, job).await
 }
 
 async fn answer(

@@ -9,6 +9,7 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
+use futures_util::FutureExt;
 use genset_backend_common::{MetricsRegistry, RequestContext};
 use genset_runtime::{LoadClient, METRICS_CONTENT_TYPE, Runtime};
 use http::{HeaderMap, Method, StatusCode, Uri, header};
@@ -107,27 +108,34 @@ impl App {
     }
 }
 
+/// A route that takes a JSON body: its name in metrics, what answers it, and how its errors are written.
+macro_rules! api {
+    ($endpoint:literal, $answer:path, $write_error:expr $(,)?) => {
+        api($endpoint, |call| $answer(call).boxed(), $write_error)
+    };
+}
+
 /// The routes of requests to models.
 fn routes_to_models() -> Router<App> {
     use WriteError::{Anthropic, OpenAi};
     let plain = OpenAi(Param::plain);
     let of_response = OpenAi(param_name);
-    let embeddings = api("embeddings", apis::embeddings, OpenAi(embedding_name));
-    let rerank = || api("rerank", scores::rerank, OpenAi(rerank_name));
-    let score = || api("score", scores::score, OpenAi(score_name));
-    let chat = api("chat_completions", completions::chat, OpenAi(chat_name));
-    let completions = api(
+    let embeddings = api!("embeddings", apis::embeddings, OpenAi(embedding_name));
+    let rerank = || api!("rerank", scores::rerank, OpenAi(rerank_name));
+    let score = || api!("score", scores::score, OpenAi(score_name));
+    let chat = api!("chat_completions", completions::chat, OpenAi(chat_name));
+    let completions = api!(
         "completions",
         completions::completions,
         OpenAi(completion_name),
     );
-    let create = api("responses", responses::create, of_response);
+    let create = api!("responses", responses::create, of_response);
     let kept = get(responses::retrieve).delete(responses::delete);
-    let input_tokens = api("input_tokens", responses::input_tokens, of_response);
-    let messages = api("messages", messages::messages, Anthropic);
-    let count_tokens = api("count_tokens", messages::count_tokens, Anthropic);
-    let tokenize = api("tokenize", apis::tokenize, plain);
-    let detokenize = api("detokenize", apis::detokenize, plain);
+    let input_tokens = api!("input_tokens", responses::input_tokens, of_response);
+    let messages = api!("messages", messages::messages, Anthropic);
+    let count_tokens = api!("count_tokens", messages::count_tokens, Anthropic);
+    let tokenize = api!("tokenize", apis::tokenize, plain);
+    let detokenize = api!("detokenize", apis::detokenize, plain);
     let items = get(responses::input_items);
     Router::new()
         .route("/v1/chat/completions", chat)
@@ -154,7 +162,7 @@ fn routes_to_models() -> Router<App> {
 
 /// The routes of files and batches.
 fn routes_to_batches() -> Router<App> {
-    let create = api("batches", batches::create, WriteError::OpenAi(Param::plain));
+    let create = api!("batches", batches::create, WriteError::OpenAi(Param::plain));
     Router::new()
         .route("/v1/files", get(files::list).post(files::upload))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
@@ -208,7 +216,6 @@ pub(super) fn router(app: App) -> Router {
     router.with_state(app)
 }
 
-/// A route that takes a JSON body; `endpoint` is its name in metrics.
 fn api(endpoint: &'static str, work: Work, write_error: WriteError) -> MethodRouter<App> {
     post(
         move |State(app): State<App>,

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use bytes::BytesMut;
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use genset_backend_common::card::EndpointType;
 use serde_json::json;
 
@@ -27,68 +25,62 @@ pub(super) fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
     error.response_with(error_json(error, request_id).to_string())
 }
 
-pub(super) fn count_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let request = call
-            .parse(|body, limits| MessagesRequest::parse_to_count(body, limits))
-            .await?;
-        let name = &request.chat.params.model;
-        call.guard.model(name);
-        let model = call.model(name, EndpointType::Chat).await?;
-        let ctx = call.admit(&model).await?;
-        let of_model = Arc::clone(&model);
-        let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, request.chat, room));
-        let job = job.await?;
-        call.guard.ignores(&job.params().hints, EFFORT);
-        let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
-        call.guard.account().charge_counted(tokens.len());
-        Ok(Reply::Json(
-            json!({"input_tokens": tokens.len()}).to_string(),
-        ))
-    }
-    .boxed()
+pub(super) async fn count_tokens(call: &mut Call) -> Result<Reply, ApiError> {
+    let request = call
+        .parse(|body, limits| MessagesRequest::parse_to_count(body, limits))
+        .await?;
+    let name = &request.chat.params.model;
+    call.guard.model(name);
+    let model = call.model(name, EndpointType::Chat).await?;
+    let ctx = call.admit(&model).await?;
+    let of_model = Arc::clone(&model);
+    let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, request.chat, room));
+    let job = job.await?;
+    call.guard.ignores(&job.params().hints, EFFORT);
+    let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
+    call.guard.account().charge_counted(tokens.len());
+    Ok(Reply::Json(
+        json!({"input_tokens": tokens.len()}).to_string(),
+    ))
 }
 
-pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let mut request = call
-            .parse(|body, limits| MessagesRequest::parse(body, limits))
-            .await?;
-        let head = MessageHead {
-            id: new_id("msg_"),
-            model: request.chat.params.model.clone(),
-            shows_thinking: request.shows_thinking,
-            stop_sequences: Arc::clone(&request.chat.params.stop_strings),
+pub(super) async fn messages(call: &mut Call) -> Result<Reply, ApiError> {
+    let mut request = call
+        .parse(|body, limits| MessagesRequest::parse(body, limits))
+        .await?;
+    let head = MessageHead {
+        id: new_id("msg_"),
+        model: request.chat.params.model.clone(),
+        shows_thinking: request.shows_thinking,
+        stop_sequences: Arc::clone(&request.chat.params.stop_strings),
+    };
+    let is_stream = request.chat.params.stream.is_some();
+    let params = &mut request.chat.params;
+    let (model, ctx) = call.begin(params, EndpointType::Chat).await?;
+    let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request.chat, room));
+    let job = job.await?;
+    call.guard.ignores(&job.params().hints, EFFORT);
+    let prompt_tokens = job.prompt().map_or(0, <[_]>::len);
+    let answer = call.sole_answer(job.answers(&ctx).await?).await?;
+    if is_stream {
+        let events = MessageEvents {
+            encoder: MessageEncoder::new(head),
+            prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
+            request_id: call.request_id.clone(),
         };
-        let is_stream = request.chat.params.stream.is_some();
-        let params = &mut request.chat.params;
-        let (model, ctx) = call.begin(params, EndpointType::Chat).await?;
-        let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request.chat, room));
-        let job = job.await?;
-        call.guard.ignores(&job.params().hints, EFFORT);
-        let prompt_tokens = job.prompt().map_or(0, <[_]>::len);
-        let answer = call.sole_answer(job.answers(&ctx).await?).await?;
-        if is_stream {
-            let events = MessageEvents {
-                encoder: MessageEncoder::new(head),
-                prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
-                request_id: call.request_id.clone(),
-            };
-            return Ok(Reply::Streamed(Box::new(|guard| {
-                stream(events, answer, guard, None)
-            })));
-        }
-        let mut memory = call.guard.memory().another();
-        let mut blocks = Blocks::new(head.shows_thinking);
-        let add = |delta: Delta<'_>, _: &[TokenLogprobs]| blocks.add(delta);
-        let (end, ending) = answer.read_all(&mut memory, add).await?;
-        let total = ending.total_usage(&end);
-        let message = message_json(&head, blocks, &end, ending.has_calls);
-        call.guard.text();
-        call.guard.add_usage(&total);
-        Ok(Reply::Json(message.to_string()))
+        return Ok(Reply::Streamed(Box::new(|guard| {
+            stream(events, answer, guard, None)
+        })));
     }
-    .boxed()
+    let mut memory = call.guard.memory().another();
+    let mut blocks = Blocks::new(head.shows_thinking);
+    let add = |delta: Delta<'_>, _: &[TokenLogprobs]| blocks.add(delta);
+    let (end, ending) = answer.read_all(&mut memory, add).await?;
+    let total = ending.total_usage(&end);
+    let message = message_json(&head, blocks, &end, ending.has_calls);
+    call.guard.text();
+    call.guard.add_usage(&total);
+    Ok(Reply::Json(message.to_string()))
 }
 
 /// The events of one message.

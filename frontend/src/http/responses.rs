@@ -6,8 +6,6 @@ use axum::Extension;
 use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::response::Response;
 use bytes::BytesMut;
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use genset_backend_common::{ErrorKind, RequestContext, card::EndpointType};
 use http::StatusCode;
 use http::request::Parts;
@@ -36,98 +34,92 @@ use crate::responses::{
     ResponsesRequest, Stored,
 };
 
-pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let request = call.parse(|body, _| ResponsesRequest::parse(body)).await?;
-        let asked = Asked::new(call, request)?;
-        let (asked, chat) = asked.chat(call, 0).await?;
-        let name = chat.params.model.clone();
-        call.guard.model(&name);
-        let model = call.model(&name, EndpointType::Chat).await?;
-        let ctx = call.admit(&model).await?;
-        let (job, asked) = asked.job(call, &ctx, &model, chat).await?;
-        call.guard.ignores(&job.params().hints, "reasoning.effort");
-        let Asked {
-            request,
-            history,
-            mut held,
-        } = asked;
-        let items = history.iter().map(Arc::as_ref).chain(&request.input);
-        let room = call.app.responses.room_behind(items);
-        let store_bytes = room.filter(|_| request.store);
-        let repeated = request.repeated.bytes_with_copies();
-        let new: usize = request.input.iter().map(Item::bytes).sum();
-        let conversation = store_bytes.map_or(0, |_| new + bytes_of(&history));
-        held.resize(repeated.saturating_add(conversation))?;
-        let mut head = ResponseHead {
-            id: new_id("resp_"),
-            created: now(),
-            model: name,
-            store_bytes,
-            explanation: None,
-            repeated: Arc::new(request.repeated),
-        };
-        let input = history
-            .into_iter()
-            .chain(request.input.into_iter().map(Arc::new));
-        let keeper = Keeper {
-            store: Arc::clone(&call.app.responses),
-            owner: call.caller.name().map(str::to_owned),
-            id: head.id.clone(),
-            input: head.store_bytes.map(|_| input.collect()),
-        };
-        let answers = job.answers(&ctx).await?;
-        head.explanation = answers.explanation().cloned();
-        let answer = call.sole_answer(answers).await?;
-        if request.is_stream {
-            let encoder = ResponseEncoder::new(head);
-            let events = ResponseEvents { encoder, keeper };
-            return Ok(Reply::Streamed(Box::new(|guard| {
-                stream(events, answer, guard, Some(held))
-            })));
-        }
-        let mut memory = call.guard.memory().another();
-        let mut output = Output::default();
-        let add = |delta: Delta<'_>, rated: &[TokenLogprobs]| output.add(delta, rated);
-        let (end, ending) = answer.read_all(&mut memory, add).await?;
-        output.add_rated(&ending.rated);
-        output.ensure_item();
-        let total = ending.total_usage(&end);
-        call.guard.text();
-        call.guard.add_usage(&total);
-        let end = ResponseEnd::new(&end, total, now());
-        let bytes = (output.bytes() + head.repeated.bytes()) / WRITTEN_BYTES;
-        let write = move || {
-            let _held = (memory, held);
-            let json = head.ended(&output, &end);
-            keeper.keep(&json, output);
-            Ok(json)
-        };
-        call.reply(bytes, write).await
+pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
+    let request = call.parse(|body, _| ResponsesRequest::parse(body)).await?;
+    let asked = Asked::new(call, request)?;
+    let (asked, chat) = asked.chat(call, 0).await?;
+    let name = chat.params.model.clone();
+    call.guard.model(&name);
+    let model = call.model(&name, EndpointType::Chat).await?;
+    let ctx = call.admit(&model).await?;
+    let (job, asked) = asked.job(call, &ctx, &model, chat).await?;
+    call.guard.ignores(&job.params().hints, "reasoning.effort");
+    let Asked {
+        request,
+        history,
+        mut held,
+    } = asked;
+    let items = history.iter().map(Arc::as_ref).chain(&request.input);
+    let room = call.app.responses.room_behind(items);
+    let store_bytes = room.filter(|_| request.store);
+    let repeated = request.repeated.bytes_with_copies();
+    let new: usize = request.input.iter().map(Item::bytes).sum();
+    let conversation = store_bytes.map_or(0, |_| new + bytes_of(&history));
+    held.resize(repeated.saturating_add(conversation))?;
+    let mut head = ResponseHead {
+        id: new_id("resp_"),
+        created: now(),
+        model: name,
+        store_bytes,
+        explanation: None,
+        repeated: Arc::new(request.repeated),
+    };
+    let input = history
+        .into_iter()
+        .chain(request.input.into_iter().map(Arc::new));
+    let keeper = Keeper {
+        store: Arc::clone(&call.app.responses),
+        owner: call.caller.name().map(str::to_owned),
+        id: head.id.clone(),
+        input: head.store_bytes.map(|_| input.collect()),
+    };
+    let answers = job.answers(&ctx).await?;
+    head.explanation = answers.explanation().cloned();
+    let answer = call.sole_answer(answers).await?;
+    if request.is_stream {
+        let encoder = ResponseEncoder::new(head);
+        let events = ResponseEvents { encoder, keeper };
+        return Ok(Reply::Streamed(Box::new(|guard| {
+            stream(events, answer, guard, Some(held))
+        })));
     }
-    .boxed()
+    let mut memory = call.guard.memory().another();
+    let mut output = Output::default();
+    let add = |delta: Delta<'_>, rated: &[TokenLogprobs]| output.add(delta, rated);
+    let (end, ending) = answer.read_all(&mut memory, add).await?;
+    output.add_rated(&ending.rated);
+    output.ensure_item();
+    let total = ending.total_usage(&end);
+    call.guard.text();
+    call.guard.add_usage(&total);
+    let end = ResponseEnd::new(&end, total, now());
+    let bytes = (output.bytes() + head.repeated.bytes()) / WRITTEN_BYTES;
+    let write = move || {
+        let _held = (memory, held);
+        let json = head.ended(&output, &end);
+        keeper.keep(&json, output);
+        Ok(json)
+    };
+    call.reply(bytes, write).await
 }
 
 /// Counts the prompt tokens that a response would have.
-pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
-    async move {
-        let request = call
-            .parse(|body, _| ResponsesRequest::parse_to_count(body))
-            .await?;
-        let asked = Asked::new(call, request)?;
-        let (asked, chat) = asked.chat(call, 0).await?;
-        call.guard.model(&chat.params.model);
-        let name = &chat.params.model;
-        let model = call.model(name, EndpointType::Chat).await?;
-        let ctx = call.admit(&model).await?;
-        let (job, _) = asked.job(call, &ctx, &model, chat).await?;
-        call.guard.ignores(&job.params().hints, "reasoning.effort");
-        let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
-        call.guard.account().charge_counted(tokens.len());
-        let count = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
-        Ok(Reply::Json(count.to_string()))
-    }
-    .boxed()
+pub(super) async fn input_tokens(call: &mut Call) -> Result<Reply, ApiError> {
+    let request = call
+        .parse(|body, _| ResponsesRequest::parse_to_count(body))
+        .await?;
+    let asked = Asked::new(call, request)?;
+    let (asked, chat) = asked.chat(call, 0).await?;
+    call.guard.model(&chat.params.model);
+    let name = &chat.params.model;
+    let model = call.model(name, EndpointType::Chat).await?;
+    let ctx = call.admit(&model).await?;
+    let (job, _) = asked.job(call, &ctx, &model, chat).await?;
+    call.guard.ignores(&job.params().hints, "reasoning.effort");
+    let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
+    call.guard.account().charge_counted(tokens.len());
+    let count = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
+    Ok(Reply::Json(count.to_string()))
 }
 
 /// The part of the context kept free for the answer when a conversation is truncated: one in this many, unless the request sets
