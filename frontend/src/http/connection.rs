@@ -89,22 +89,19 @@ impl Acceptor {
             return;
         }
         let connection = Connection {
-            stream,
             router: self.router.clone(),
-            tls: self.tls.clone(),
             config: Arc::clone(&self.config),
             closing: self.closing.clone(),
             aborting: self.aborting.clone(),
             _places: (permit, place, self.metrics.connection()),
         };
-        self.tasks.spawn(connection.run());
+        self.tasks.spawn(connection.run(stream, self.tls.clone()));
     }
 }
 
+/// Serves one open connection.
 struct Connection {
-    stream: TcpStream,
     router: Router,
-    tls: Option<Tls>,
     config: Arc<FrontendConfig>,
     closing: CancellationToken,
     aborting: CancellationToken,
@@ -112,62 +109,35 @@ struct Connection {
 }
 
 impl Connection {
-    async fn run(self) {
-        let Self {
-            stream,
-            router,
-            tls,
-            config,
-            closing,
-            aborting,
-            _places,
-        } = self;
-        let stream = StallGuard::new(stream, config.write_timeout);
-        let serving = Serving {
-            router,
-            header_timeout: config.header_timeout,
-            max_header_bytes: config.max_header_bytes.max(MIN_HEADER_BYTES),
-            closing,
-            aborting,
-        };
+    async fn run(self, stream: TcpStream, tls: Option<Tls>) {
+        let stream = StallGuard::new(stream, self.config.write_timeout);
         let Some(tls) = tls else {
-            return serving.run(stream).await;
+            return self.serve(stream).await;
         };
         // Boxed: a TLS connection is kilobytes larger, and the tasks of plain connections would reserve that space too.
-        Box::pin(serving.greet_and_run(stream, tls)).await;
+        Box::pin(self.greet_and_serve(stream, tls)).await;
     }
-}
 
-/// Serves one open connection.
-struct Serving {
-    router: Router,
-    header_timeout: Duration,
-    max_header_bytes: usize,
-    closing: CancellationToken,
-    aborting: CancellationToken,
-}
-
-impl Serving {
-    async fn greet_and_run(self, stream: StallGuard, tls: Tls) {
+    async fn greet_and_serve(self, stream: StallGuard, tls: Tls) {
         let greeted = tokio::select! {
             biased;
             () = self.closing.cancelled() => return,
-            greeted = tokio::time::timeout(self.header_timeout, tls.greet(stream)) => greeted,
+            greeted = tokio::time::timeout(self.config.header_timeout, tls.greet(stream)) => greeted,
         };
         match greeted {
-            Ok(Ok(stream)) => self.run(stream).await,
+            Ok(Ok(stream)) => self.serve(stream).await,
             Ok(Err(error)) => tracing::debug!(%error, "a client could not be greeted"),
             Err(_elapsed) => tracing::debug!("a client did not greet in time"),
         }
     }
 
-    async fn run(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
         let io = TokioIo::new(stream);
         let service = TowerToHyperService::new(self.router);
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(self.header_timeout)
-            .max_buf_size(self.max_header_bytes)
+            .header_read_timeout(self.config.header_timeout)
+            .max_buf_size(self.config.max_header_bytes.max(MIN_HEADER_BYTES))
             .serve_connection(io, service);
         let mut serving = pin!(serving);
         let again = PollAgain::new();
