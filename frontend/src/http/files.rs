@@ -134,18 +134,23 @@ struct Upload {
 struct Pace {
     begun: Instant,
     patience: Duration,
-    bytes: u64,
+    /// The bytes that were used so far.
+    used: Arc<AtomicUsize>,
 }
 
 impl Pace {
+    fn bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed) as u64
+    }
+
     fn deadline(&self) -> Instant {
-        self.begun + self.patience + Duration::from_secs(self.bytes / LEAST_PACE)
+        self.begun + self.patience + Duration::from_secs(self.bytes() / LEAST_PACE)
     }
 
     fn too_slow(&self) -> ApiError {
         let message = format!(
             "The upload came too slowly: {} bytes in {} s.",
-            self.bytes,
+            self.bytes(),
             self.begun.elapsed().as_secs()
         );
         ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
@@ -183,13 +188,12 @@ impl Upload {
             anchor: None,
             seconds: None,
         };
-        let mut pace = Pace {
+        let pace = Pace {
             begun: Instant::now(),
             patience: app.config.body_timeout,
-            bytes: 0,
+            used: Arc::default(),
         };
-        let used = Arc::new(AtomicUsize::new(0));
-        let body = no_further_ahead(body, Arc::clone(&used), app.metrics.share());
+        let body = no_further_ahead(body, Arc::clone(&pace.used), app.metrics.share());
         let mut parts = Multipart::new(body, boundary);
         let mut has_file = false;
         loop {
@@ -206,9 +210,7 @@ impl Upload {
                     has_file = true;
                     upload.filename = name_of(&part)?;
                     let max = batches.store().config().max_file_bytes;
-                    upload
-                        .write(batches, &mut part, &mut pace, &used, max)
-                        .await?;
+                    upload.write(batches, &mut part, &pace, max).await?;
                     continue;
                 }
                 "purpose" => &mut upload.purpose,
@@ -217,7 +219,7 @@ impl Upload {
                 "file" => return Err(ApiError::invalid("file", "there is more than one")),
                 _ => return Err(ApiError::unknown(name)),
             };
-            *field = Some(text(&name, &mut part, &mut pace, &used).await?);
+            *field = Some(text(&name, &mut part, &pace).await?);
         }
         match has_file {
             true => Ok(upload),
@@ -230,11 +232,10 @@ impl Upload {
         &mut self,
         batches: &Batches,
         part: &mut Field<'_>,
-        pace: &mut Pace,
-        used: &AtomicUsize,
+        pace: &Pace,
         max: u64,
     ) -> Result<(), ApiError> {
-        while let Some(bytes) = chunk(part, pace, used).await? {
+        while let Some(bytes) = chunk(part, pace).await? {
             let length = bytes.len() as u64;
             self.bytes += length;
             if self.bytes > max {
@@ -323,31 +324,21 @@ fn no_further_ahead(
 }
 
 /// The next bytes of a part.
-async fn chunk(
-    part: &mut Field<'_>,
-    pace: &mut Pace,
-    used: &AtomicUsize,
-) -> Result<Option<Bytes>, ApiError> {
+async fn chunk(part: &mut Field<'_>, pace: &Pace) -> Result<Option<Bytes>, ApiError> {
     let next = timeout_at(pace.deadline(), part.chunk()).await;
     let bytes = next
         .map_err(|_| pace.too_slow())?
         .map_err(|error| broken(&error))?;
     if let Some(bytes) = &bytes {
-        pace.bytes += bytes.len() as u64;
-        used.fetch_add(bytes.len(), Ordering::Relaxed);
+        pace.used.fetch_add(bytes.len(), Ordering::Relaxed);
     }
     Ok(bytes)
 }
 
 /// Reads a short part whole.
-async fn text(
-    name: &str,
-    part: &mut Field<'_>,
-    pace: &mut Pace,
-    used: &AtomicUsize,
-) -> Result<String, ApiError> {
+async fn text(name: &str, part: &mut Field<'_>, pace: &Pace) -> Result<String, ApiError> {
     let mut text = Vec::new();
-    while let Some(bytes) = chunk(part, pace, used).await? {
+    while let Some(bytes) = chunk(part, pace).await? {
         text.extend_from_slice(&bytes);
         if text.len() > MAX_FIELD_BYTES {
             let problem = format!("has more than {MAX_FIELD_BYTES} bytes");
