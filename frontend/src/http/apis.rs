@@ -140,9 +140,10 @@ impl Call {
     ) -> Result<T, ApiError> {
         let (body, limits) = (self.body.take(), self.limits());
         let parse = move |body: JsonBody<'_>| parse(body, &limits);
-        let work = self.app.models.work();
+        let (work, deadline) = (self.app.models.work(), self.ctx.deadline());
         let memory = self.guard.memory();
-        body.read(work, further_bytes, memory, parse).await
+        body.read(work, deadline, further_bytes, memory, parse)
+            .await
     }
 
     /// Writes a whole answer, which takes about as long as parsing `bytes` of text, where it delays no other request.
@@ -263,8 +264,7 @@ async fn read_and_work(
     }
     call.guard.read_rank(headers)?;
     let memory = call.guard.memory().another();
-    let body = read_body(&call.app.config, memory, headers, body).await?;
-    call.body = body.until(call.ctx.deadline());
+    call.body = read_body(&call.app.config, memory, headers, body).await?;
     call.body_bytes = call.body.len();
     call.guard.body_read();
     if call.app.draining.is_cancelled() {

@@ -36,8 +36,6 @@ const LEAST_BYTES_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct HeldBody {
     pieces: Pieces,
     share: MemoryShare,
-    /// The request's deadline.
-    deadline: Option<Instant>,
 }
 
 impl HeldBody {
@@ -46,7 +44,6 @@ impl HeldBody {
         Self {
             pieces: Pieces::default(),
             share,
-            deadline: None,
         }
     }
 
@@ -55,31 +52,25 @@ impl HeldBody {
         self.pieces.len()
     }
 
-    /// Sets the deadline of its request: it waits for a thread no longer than that.
-    pub(super) fn until(self, deadline: Option<Instant>) -> Self {
-        Self { deadline, ..self }
-    }
-
     /// Parses the body as a request. A long one is parsed where it delays no other request. `memory` then holds what was made of
     /// it. `further_bytes` of text besides the body count towards its length.
     ///
     /// # Errors
-    /// The errors of `parse`; a 504 when the request's deadline passes while it waits for a thread.
+    /// The errors of `parse`; a 504 when the request's `deadline` passes while it waits for a thread.
     pub(super) async fn read<T: Send + 'static>(
         self,
         work: &WorkThreads,
+        deadline: Option<Instant>,
         further_bytes: usize,
         memory: &mut MemoryShare,
         parse: impl FnOnce(JsonBody<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let bytes = self.len() + further_bytes;
         let share = memory.another();
-        let deadline = self.deadline;
         let read = move |_: &_| {
             let Self {
                 pieces,
                 share: _held,
-                ..
             } = self;
             metered(&pieces.joined(), bytes, share, parse)
         };
@@ -95,7 +86,7 @@ impl HeldBody {
 
     /// Takes the body out.
     pub(super) fn take(&mut self) -> Self {
-        let empty = Self::empty(self.share.another()).until(self.deadline);
+        let empty = Self::empty(self.share.another());
         std::mem::replace(self, empty)
     }
 }
@@ -255,7 +246,6 @@ impl Read {
         HeldBody {
             pieces: self.pieces,
             share: self.share,
-            deadline: None,
         }
     }
 }
@@ -336,20 +326,13 @@ mod tests {
         let bytes = Bytes::from(vec![b' '; SMALL_BODY_BYTES]);
         let mut share = memory.another();
         share.grow(bytes.len()).unwrap();
-        let deadline = None;
         let pieces = Pieces {
             first: bytes,
             ..Pieces::default()
         };
-        let body = HeldBody {
-            pieces,
-            share,
-            deadline,
-        };
-        let body = body.until(Some(Instant::now()));
-        let read = body.read(&threads, 0, &mut memory, |_| -> Result<(), ApiError> {
-            panic!("it was read")
-        });
+        let body = HeldBody { pieces, share };
+        let parse = |_: JsonBody<'_>| -> Result<(), ApiError> { panic!("it was read") };
+        let read = body.read(&threads, Some(Instant::now()), 0, &mut memory, parse);
         assert_eq!(read.await.unwrap_err().status, 504);
         assert_eq!(budget.used(), 0);
         drop(end);
