@@ -14,21 +14,18 @@ use tower::ServiceExt;
 use super::access::Caller;
 use super::handlers::{App, local_router};
 use super::request_id::REQUEST_ID;
-use crate::budget::{MemoryBudget, MemoryShare};
+use crate::budget::MemoryShare;
 use crate::config::FrontendConfig;
 use crate::error::{ApiError, ErrorCode};
 use crate::keys::Key;
 use crate::model::Models;
-use crate::work::WorkThreads;
 
 /// The routes of a [`FrontendServer`](super::FrontendServer) for the program itself. Requests get the same checks and errors as
 /// over HTTP, without a port or keys.
 #[derive(Debug, Clone)]
 pub struct LocalFrontend {
     router: Router,
-    /// The threads that check long answers.
-    work: WorkThreads,
-    memory: MemoryBudget,
+    app: App,
     /// Who sends the requests.
     caller: Caller,
 }
@@ -65,9 +62,8 @@ impl LocalFrontend {
     /// The routes of a server, without a key.
     pub(super) fn within(app: App) -> Self {
         Self {
-            work: app.models.work().clone(),
-            memory: app.metrics.share().budget().clone(),
-            router: local_router(app),
+            router: local_router(app.clone()),
+            app,
             caller: Caller {
                 key: None,
                 is_local: true,
@@ -88,7 +84,7 @@ impl LocalFrontend {
 
     /// An empty share of the memory budget, for a caller that reads requests.
     pub(crate) fn memory(&self) -> MemoryShare {
-        self.memory.share()
+        self.app.metrics.share()
     }
 
     /// Sends a JSON body as a POST to a path, such as `/v1/chat/completions`, and returns the whole answer, which must not be a
@@ -126,7 +122,7 @@ impl LocalFrontend {
             let is_json = serde_json::from_slice::<&RawValue>(&body).is_ok();
             Ok(is_json.then_some(body))
         };
-        let body = self.work.run(bytes, None, check).await?;
+        let body = self.app.models.work().run(bytes, None, check).await?;
         let body = body.ok_or_else(no_json)?;
         Ok(LocalAnswer {
             status: head.status.as_u16(),
