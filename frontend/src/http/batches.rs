@@ -167,10 +167,10 @@ mod tests {
 
     use super::*;
     use crate::batch::records::{FileRecord, Purpose};
-    use crate::batch::run::{Batches, Stops};
+    use crate::batch::run::Stops;
     use crate::batch::store::BatchStore;
     use crate::config::{BatchConfig, FrontendConfig};
-    use crate::http::{LocalFrontend, files};
+    use crate::http::files;
     use crate::model::Models;
     use crate::work::tests::keep_busy;
 
@@ -195,10 +195,8 @@ mod tests {
         };
         let models = Models::follow(&runtime, &config);
         let (config, never) = (Arc::new(config), CancellationToken::new());
-        let app = App::new(&runtime, models.clone(), config, None, never);
-        let asked = (LocalFrontend::within(app.clone()), models);
-        let batches = Batches::new(store, asked, Duration::ZERO, None, Stops::default());
-        app.with_batches(batches)
+        let app = App::new(&runtime, models, config, None, never);
+        app.with_batches(store, Stops::default())
     }
 
     #[tokio::test]

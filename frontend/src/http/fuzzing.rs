@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 use std::{fs, io};
 
 use axum::Extension;
@@ -17,8 +16,7 @@ use super::access::Caller;
 use super::batches::BatchRequest;
 use super::files;
 use super::handlers::App;
-use super::local::LocalFrontend;
-use crate::batch::run::{Batches, Stops};
+use crate::batch::run::Stops;
 use crate::batch::store::BatchStore;
 use crate::config::{BatchConfig, FrontendConfig};
 use crate::error::ApiError;
@@ -75,8 +73,7 @@ fn server(folder: &Path) -> io::Result<(Runtime, App, BatchStore)> {
     });
     let models = Models::follow(&runtime, &config);
     let never = CancellationToken::new();
-    let app = App::new(&runtime, models.clone(), config, None, never);
-    let asked = (LocalFrontend::within(app.clone()), models);
-    let batches = Batches::new(store.clone(), asked, Duration::ZERO, None, Stops::default());
-    Ok((runtime, app.with_batches(batches), store))
+    let app = App::new(&runtime, models, config, None, never);
+    let app = app.with_batches(store.clone(), Stops::default());
+    Ok((runtime, app, store))
 }

@@ -22,6 +22,7 @@ use super::batches;
 use super::completions;
 use super::docs;
 use super::files;
+use super::local::LocalFrontend;
 use super::messages;
 use super::metrics::HttpMetrics;
 use super::models;
@@ -32,7 +33,8 @@ use super::request_id;
 use super::responses;
 use super::scores;
 use super::ui;
-use crate::batch::run::Batches;
+use crate::batch::run::{Batches, Stops};
+use crate::batch::store::BatchStore;
 use crate::budget::MemoryBudget;
 use crate::config::FrontendConfig;
 use crate::error::{ApiError, Param};
@@ -99,10 +101,12 @@ impl App {
         }))
     }
 
-    /// The same app, with files and batches.
-    pub(super) fn with_batches(&self, batches: Batches) -> Self {
+    /// The same app with the files and batches in `store`.
+    pub(super) fn with_batches(&self, store: BatchStore, stops: Stops) -> Self {
+        let asked = (LocalFrontend::within(self.clone()), self.models.clone());
+        let (linger, keys) = (self.config.model_linger, self.keys.clone());
         Self(Arc::new(AppState {
-            batches: Some(batches),
+            batches: Some(Batches::new(store, asked, linger, keys, stops)),
             ..AppState::clone(self)
         }))
     }

@@ -13,10 +13,9 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::Acceptor;
 use super::handlers::{App, router};
-use super::local::LocalFrontend;
 use super::metrics::HttpMetrics;
 use super::tls::Tls;
-use crate::batch::run::{Batches, Stops};
+use crate::batch::run::Stops;
 use crate::batch::store::BatchStore;
 use crate::config::{AllowedHost, FrontendConfig};
 use crate::keys::{ApiKeys, KeyFileError};
@@ -125,7 +124,7 @@ impl FrontendServer {
         );
         let server = Self {
             address,
-            models: models.clone(),
+            models,
             tasks: TaskTracker::new(),
             draining,
             closing: CancellationToken::new(),
@@ -139,11 +138,10 @@ impl FrontendServer {
                 draining: server.draining.clone(),
                 aborting: server.aborting.clone(),
             };
-            let routes = LocalFrontend::within(app.clone());
-            let asked = (routes, models.clone());
-            let batches = Batches::new(store, asked, config.model_linger, keys.clone(), stops);
+            app = app.with_batches(store, stops);
+        }
+        if let Some(batches) = &app.batches {
             batches.resume();
-            app = app.with_batches(batches);
         }
         if let Some(keys) = keys {
             server.tasks.spawn(keys.follow(server.closing.clone()));
