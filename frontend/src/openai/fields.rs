@@ -177,16 +177,31 @@ impl<'a> Fields<'a> {
         value.transpose()
     }
 
+    /// Takes a scalar by `read`, which returns `None` for what is not `expected`.
+    fn typed<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        read: impl FnOnce(&mut Value) -> Option<T>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(mut value) = self.scalar(name)? else {
+            return Ok(None);
+        };
+        match read(&mut value) {
+            Some(read) => Ok(Some(read)),
+            None => Err(self.wrong_type(name, expected, &value)),
+        }
+    }
+
     /// Takes a string.
     ///
     /// # Errors
     /// A 400 that names the field.
     pub fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.scalar(name)? {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.wrong_type(name, "a string", &other)),
-        }
+        self.typed(name, "a string", |value| match value {
+            Value::String(text) => Some(std::mem::take(text)),
+            _ => None,
+        })
     }
 
     /// Takes the model's name, which must be there.
@@ -203,11 +218,7 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// A 400 that names the field.
     pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        match self.scalar(name)? {
-            None => Ok(None),
-            Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(other) => Err(self.wrong_type(name, "a boolean", &other)),
-        }
+        self.typed(name, "a boolean", |value| value.as_bool())
     }
 
     /// Takes a number that fits `f32`.
@@ -215,17 +226,14 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// A 400 that names the field.
     pub fn f32(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
-        let Some(value) = self.scalar(name)? else {
-            return Ok(None);
-        };
         #[expect(
             clippy::cast_possible_truncation,
             reason = "what does not fit becomes infinite and is refused"
         )]
-        match value.as_f64().map(|number| number as f32) {
-            Some(number) if number.is_finite() => Ok(Some(number)),
-            _ => Err(self.wrong_type(name, "a number", &value)),
-        }
+        let number = |value: &mut Value| value.as_f64().map(|number| number as f32);
+        self.typed(name, "a number", |value| {
+            number(value).filter(|number| number.is_finite())
+        })
     }
 
     /// Takes an integer from 0 to `u32::MAX`.
@@ -233,13 +241,9 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// A 400 that names the field.
     pub fn u32(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
-        let Some(value) = self.scalar(name)? else {
-            return Ok(None);
-        };
-        match value.as_u64().and_then(|number| u32::try_from(number).ok()) {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.wrong_type(name, "an integer between 0 and 4294967295", &value)),
-        }
+        self.typed(name, "an integer between 0 and 4294967295", |value| {
+            u32::try_from(value.as_u64()?).ok()
+        })
     }
 
     /// Takes a signed integer of 64 bits.
@@ -247,13 +251,7 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// A 400 that names the field.
     pub fn i64(&mut self, name: &str) -> Result<Option<i64>, ApiError> {
-        let Some(value) = self.scalar(name)? else {
-            return Ok(None);
-        };
-        match value.as_i64() {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.wrong_type(name, "an integer of 64 bits", &value)),
-        }
+        self.typed(name, "an integer of 64 bits", |value| value.as_i64())
     }
 
     /// Takes the bits of a 64-bit integer, signed or unsigned.
@@ -261,14 +259,10 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// A 400 that names the field.
     pub fn bits64(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
-        let Some(value) = self.scalar(name)? else {
-            return Ok(None);
-        };
-        let signed = value.as_i64().map(i64::cast_unsigned);
-        match signed.or_else(|| value.as_u64()) {
-            Some(bits) => Ok(Some(bits)),
-            None => Err(self.wrong_type(name, "an integer of 64 bits", &value)),
-        }
+        self.typed(name, "an integer of 64 bits", |value| {
+            let signed = value.as_i64().map(i64::cast_unsigned);
+            signed.or_else(|| value.as_u64())
+        })
     }
 
     /// Takes a list.

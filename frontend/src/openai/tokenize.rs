@@ -98,9 +98,7 @@ fn read_chat(
     chat.insert("model".into(), model.into());
     chat.insert("messages".into(), messages);
     for name in CHAT_FIELDS {
-        if let Some(value) = fields.take(name)? {
-            chat.insert(name.into(), value);
-        }
+        fields.hand_on(name, &mut chat, name)?;
     }
     ChatRequest::read(Fields::made(chat, fields.meter()), limits)
 }
