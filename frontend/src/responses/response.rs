@@ -174,12 +174,6 @@ impl ResponseEnd {
 }
 
 impl ResponseHead {
-    /// Whether text has log probabilities.
-    #[must_use]
-    pub fn has_logprobs(&self) -> bool {
-        self.repeated.has_logprobs
-    }
-
     /// Serializes a response that has just begun.
     pub(super) fn begun(&self) -> ResponseJson<'_> {
         ResponseJson {
@@ -247,22 +241,30 @@ impl Serialize for ResponseJson<'_> {
             output,
             is_kept,
         } = *self;
+        let (completed_at, details, total, error) = match end {
+            None => (None, None, None, None),
+            Some(ResponseEnd::Completed(total, at)) => (Some(at), None, Some(total), None),
+            Some(ResponseEnd::Incomplete(total, reason)) => {
+                (None, Some(json!({"reason": reason})), Some(total), None)
+            }
+            Some(ResponseEnd::Failed(error)) => (None, None, None, Some(error_json(error))),
+        };
         let repeated = &head.repeated.fields;
         let mut object = serializer.serialize_map(None)?;
         object.serialize_entry("id", &head.id)?;
         object.serialize_entry("object", "response")?;
         object.serialize_entry("created_at", &head.created)?;
-        object.serialize_entry("completed_at", &end.and_then(ResponseEnd::completed_at))?;
+        object.serialize_entry("completed_at", &completed_at)?;
         object.serialize_entry("status", end.map_or("in_progress", ResponseEnd::status))?;
-        object.serialize_entry("error", &end.and_then(ResponseEnd::error_json))?;
-        object.serialize_entry("incomplete_details", &end.and_then(ResponseEnd::details))?;
+        object.serialize_entry("error", &error)?;
+        object.serialize_entry("incomplete_details", &details)?;
         object.serialize_entry("model", &head.model)?;
         object.serialize_entry("output", &output)?;
         object.serialize_entry("service_tier", "default")?;
         object.serialize_entry("store", &is_kept)?;
         // The only repeated field with a place here.
         object.serialize_entry("truncation", &repeated.get("truncation"))?;
-        object.serialize_entry("usage", &end.and_then(ResponseEnd::usage))?;
+        object.serialize_entry("usage", &total.map(usage_json))?;
         for name in EMPTY {
             object.serialize_entry(name, &())?;
         }
@@ -276,46 +278,14 @@ impl Serialize for ResponseJson<'_> {
     }
 }
 
-impl ResponseEnd {
-    fn completed_at(&self) -> Option<u64> {
-        match self {
-            Self::Completed(_, at) => Some(*at),
-            Self::Incomplete(..) | Self::Failed(_) => None,
-        }
-    }
-
-    fn details(&self) -> Option<Value> {
-        match self {
-            Self::Incomplete(_, reason) => Some(json!({"reason": reason})),
-            Self::Completed(..) | Self::Failed(_) => None,
-        }
-    }
-
-    fn usage(&self) -> Option<Value> {
-        match self {
-            Self::Completed(total, _) | Self::Incomplete(total, _) => Some(usage_json(total)),
-            Self::Failed(_) => None,
-        }
-    }
-
-    fn error_json(&self) -> Option<Value> {
-        match self {
-            Self::Failed(error) => {
-                let message = error.message(param_name);
-                Some(json!({"code": error_code(error), "message": message}))
-            }
-            Self::Completed(..) | Self::Incomplete(..) => None,
-        }
-    }
-}
-
-/// The `code` of a failed response, one of those that clients know.
-fn error_code(error: &ApiError) -> &'static str {
-    match error.status {
+/// The `error` of a failed response. Its `code` is one of those that clients know.
+fn error_json(error: &ApiError) -> Value {
+    let code = match error.status {
         http::StatusCode::TOO_MANY_REQUESTS => "rate_limit_exceeded",
         status if status.is_client_error() => "invalid_prompt",
         _ => "server_error",
-    }
+    };
+    json!({"code": code, "message": error.message(param_name)})
 }
 
 fn usage_json(total: &TotalUsage) -> Value {

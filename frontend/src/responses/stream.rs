@@ -87,16 +87,17 @@ impl ResponseEncoder {
             self.open(out);
         }
         self.close(end.last_item_status(), out);
-        let kind = match end {
-            ResponseEnd::Completed(..) => "response.completed",
-            ResponseEnd::Incomplete(..) => "response.incomplete",
-            ResponseEnd::Failed(_) => "response.failed",
-        };
         let response = self.head.ended(&self.output, end);
-        for part in ["event: ", kind, "\ndata: {\"response\":", response.as_str()] {
+        let kind = end.status();
+        for part in [
+            "event: response.",
+            kind,
+            "\ndata: {\"response\":",
+            response.as_str(),
+        ] {
             out.put_slice(part.as_bytes());
         }
-        for part in [",\"type\":\"", kind, "\",\"sequence_number\":"] {
+        for part in [",\"type\":\"response.", kind, "\",\"sequence_number\":"] {
             out.put_slice(part.as_bytes());
         }
         put_json(&self.sequence_number, out);
