@@ -117,6 +117,39 @@ impl Job {
         request.annotations = params.annotations.clone();
         request
     }
+
+    /// Starts one choice.
+    async fn start(
+        self: Arc<Self>,
+        prompt: usize,
+        choice: usize,
+        ctx: RequestContext,
+        markers: Arc<[TokenId]>,
+    ) -> Result<OutputStream, EngineError> {
+        let request = self.request(prompt, choice);
+        let bound = self.bound(&request, &ctx);
+        let started = self.model.engine.generate(request, ctx).await;
+        let started = with_clients_field(started, self.bound_by.clone())?;
+        Ok(match (bound, &self.splitting, &self.model.text) {
+            (Some(bound), Some(splitting), Some(text)) => {
+                let detokenizer = Detokenizer::new(Arc::clone(&text.tokenizer), true);
+                let detokenizer = detokenizer.showing(markers);
+                unless_called(started, detokenizer, splitting.splitter(), bound)
+            }
+            _ => started,
+        })
+    }
+
+    /// The request to send when content begins, for an answer that may call tools instead.
+    fn bound(&self, request: &GenerateRequest, ctx: &RequestContext) -> Option<BoundRequest> {
+        self.may_call_instead.then(|| BoundRequest {
+            engine: Arc::clone(&self.model.engine),
+            request: request.clone(),
+            guided: self.guided.clone(),
+            bound_by: self.bound_by.clone(),
+            ctx: ctx.sibling(0),
+        })
+    }
 }
 
 /// The answers of a job, prompt by prompt. Each is created when it is taken, and starts when it is polled. The order of
@@ -184,15 +217,38 @@ impl Answers {
     }
 
     fn make(&self, index: usize) -> Answer {
-        let choices = self.job.choices();
-        let choice = Choice {
-            prompt: index / choices,
-            number: index % choices,
-            of: Arc::clone(&self.job),
-            ctx: self.ctx.clone(),
-            sibling: self.has_siblings.then_some(index),
+        let (job, markers) = (&self.job, &self.markers);
+        let choices = job.choices();
+        let (prompt, choice) = (index / choices, index % choices);
+        let ctx = match self.has_siblings {
+            true => self.ctx.sibling(index),
+            false => self.ctx.child(),
         };
-        let mut answer = choice.ready(&self.markers);
+        let tokens = job.prompt_at(prompt);
+        let tokenizer = job.model.text.as_ref();
+        let tokenizer = tokenizer.map(|text| Arc::clone(&text.tokenizer));
+        let stops = Arc::clone(&job.params.stop_strings);
+        let starting = Arc::clone(job).start(prompt, choice, ctx.clone(), Arc::clone(markers));
+        let known = tokens.map_or(0, |tokens| u32::try_from(tokens.len()).unwrap_or(u32::MAX));
+        let mut answer = Answer::starting(Box::pin(starting), tokenizer, stops, known);
+        if tokens.is_none() {
+            answer = answer.counted_by_engine(ctx);
+        }
+        if let Some(splitting) = &job.splitting {
+            answer = answer.with_splitter(splitting.splitter(), Arc::clone(markers));
+        }
+        if let (Some(logprobs), Some(text)) = (&job.params.logprobs, &job.model.text) {
+            answer = answer.with_logprobs(Arc::clone(&text.tokenizer), logprobs.top);
+        }
+        if let (true, Some(tokens)) = (job.continues_prompts, tokens) {
+            answer = answer.behind(tokens);
+        }
+        if let Some(echo) = job.echoes.get(prompt) {
+            answer = answer.with_echo(Arc::clone(echo));
+        }
+        if choice > 0 {
+            answer = answer.sharing_prompt();
+        }
         if let Some(measured) = &self.measured {
             answer.measure(&measured.steps, measured.arrived);
             answer.charge_to(Arc::clone(&measured.account));
@@ -219,93 +275,6 @@ impl Iterator for Answers {
 }
 
 impl ExactSizeIterator for Answers {}
-
-/// One choice that has not started.
-struct Choice {
-    of: Arc<Job>,
-    /// Its prompt's index in the job.
-    prompt: usize,
-    /// Its index among the choices of its prompt.
-    number: usize,
-    ctx: RequestContext,
-    /// Its index among all choices; `None` if it is the only one.
-    sibling: Option<usize>,
-}
-
-impl Choice {
-    fn ready(self, markers: &Arc<[TokenId]>) -> Answer {
-        let job = Arc::clone(&self.of);
-        let (number, prompt) = (self.number, self.prompt);
-        let prompt_tokens = match job.inputs.get(prompt) {
-            Some(Input::Tokens(tokens)) => Some(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
-            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_)) | None => {
-                None
-            }
-        };
-        let ctx = match self.sibling {
-            None => self.ctx.child(),
-            Some(index) => self.ctx.sibling(index),
-        };
-        let tokenizer = job.model.text.as_ref();
-        let tokenizer = tokenizer.map(|text| Arc::clone(&text.tokenizer));
-        let stops = Arc::clone(&job.params.stop_strings);
-        let starting = Box::pin(self.start(ctx.clone(), Arc::clone(markers)));
-        let known = prompt_tokens.unwrap_or_default();
-        let mut answer = Answer::starting(starting, tokenizer, stops, known);
-        if prompt_tokens.is_none() {
-            answer = answer.counted_by_engine(ctx);
-        }
-        if let Some(splitting) = &job.splitting {
-            answer = answer.with_splitter(splitting.splitter(), Arc::clone(markers));
-        }
-        if let (Some(logprobs), Some(text)) = (&job.params.logprobs, &job.model.text) {
-            answer = answer.with_logprobs(Arc::clone(&text.tokenizer), logprobs.top);
-        }
-        if let (true, Some(Input::Tokens(tokens))) = (job.continues_prompts, job.inputs.get(prompt))
-        {
-            answer = answer.behind(tokens);
-        }
-        if let Some(prompt) = job.echoes.get(prompt) {
-            answer = answer.with_echo(Arc::clone(prompt));
-        }
-        if number == 0 {
-            answer
-        } else {
-            answer.sharing_prompt()
-        }
-    }
-
-    async fn start(
-        self,
-        ctx: RequestContext,
-        markers: Arc<[TokenId]>,
-    ) -> Result<OutputStream, EngineError> {
-        let job = &self.of;
-        let request = job.request(self.prompt, self.number);
-        let bound = self.bound(&request, &ctx);
-        let started = job.model.engine.generate(request, ctx).await;
-        let started = with_clients_field(started, job.bound_by.clone())?;
-        Ok(match (bound, &job.splitting, &job.model.text) {
-            (Some(bound), Some(splitting), Some(text)) => {
-                let detokenizer = Detokenizer::new(Arc::clone(&text.tokenizer), true);
-                let detokenizer = detokenizer.showing(markers);
-                unless_called(started, detokenizer, splitting.splitter(), bound)
-            }
-            _ => started,
-        })
-    }
-
-    /// The request to send when content begins, for an answer that may call tools instead.
-    fn bound(&self, request: &GenerateRequest, ctx: &RequestContext) -> Option<BoundRequest> {
-        self.of.may_call_instead.then(|| BoundRequest {
-            engine: Arc::clone(&self.of.model.engine),
-            request: request.clone(),
-            guided: self.of.guided.clone(),
-            bound_by: self.of.bound_by.clone(),
-            ctx: ctx.sibling(0),
-        })
-    }
-}
 
 /// Puts the client's own field in an engine's errors about the constraint, at the start or later.
 pub(super) fn with_clients_field(

@@ -18,7 +18,12 @@ impl Job {
     /// The tokens of its first prompt; `None` if the engine tokenizes.
     #[must_use]
     pub fn prompt(&self) -> Option<&[TokenId]> {
-        match self.inputs.first() {
+        self.prompt_at(0)
+    }
+
+    /// The tokens of the prompt at `index`.
+    pub(super) fn prompt_at(&self, index: usize) -> Option<&[TokenId]> {
+        match self.inputs.get(index) {
             Some(Input::Tokens(tokens)) => Some(tokens),
             Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_)) | None => {
                 None
