@@ -39,96 +39,65 @@ impl Job {
         if model.text.is_none() && prompts.iter().any(is_text) {
             refuse_token_options(&params)?;
         }
-        let completion = Completion {
-            prompts,
-            echo,
-            suffix,
-        };
         let with_model = Arc::clone(&model);
-        let bytes = completion.bytes();
+        let bytes = bytes_of(&prompts, echo, suffix.as_deref());
         let work = move |owner: &Owner| {
             let _room = room.memory;
-            completion.make(&with_model, owner)
+            let count = prompts.len();
+            let (mut inputs, mut echoes) = (Vec::with_capacity(count), Vec::new());
+            for (index, prompt) in prompts.into_iter().enumerate() {
+                owner.check()?;
+                let made = made(prompt, echo, suffix.as_deref(), &with_model, owner);
+                let (input, echoed) = made.map_err(|error| error.of_prompt(index, count))?;
+                inputs.push(input);
+                echoes.extend(echoed);
+            }
+            Ok((inputs, echoes))
         };
-        let made = model.work.run(bytes, room.deadline, work).await?;
+        let (inputs, echoes) = model.work.run(bytes, room.deadline, work).await?;
         Ok(Self {
             model,
             params,
-            inputs: made.inputs,
+            inputs,
             splitting: None,
             guided: guided.map(Into::into),
             may_call_instead: false,
             bound_by,
             continues_prompts: true,
-            echoes: made.echoes,
+            echoes,
         })
     }
 }
 
-/// The unprepared prompts.
-struct Completion {
-    prompts: Vec<Prompt>,
+/// The bytes to process, over all prompts.
+fn bytes_of(prompts: &[Prompt], echo: bool, suffix: Option<&str>) -> usize {
+    let suffix = suffix.map_or(0, str::len);
+    let bytes = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) => text.len().saturating_add(suffix),
+        // Detokenizing a token takes about as long as tokenizing a byte of text.
+        Prompt::Tokens(tokens) if echo => tokens.len(),
+        Prompt::Tokens(_) => 0,
+    };
+    prompts.iter().map(bytes).fold(0, usize::saturating_add)
+}
+
+/// The prepared prompt, and the text with which its answers begin if they echo it.
+fn made(
+    prompt: Prompt,
     echo: bool,
-    suffix: Option<String>,
-}
-
-/// The prepared prompts.
-#[derive(Default)]
-struct Made {
-    inputs: Vec<Input>,
-    echoes: Vec<Arc<str>>,
-}
-
-impl Completion {
-    /// The bytes to process, over all prompts.
-    fn bytes(&self) -> usize {
-        let suffix = self.suffix.as_ref().map_or(0, String::len);
-        let bytes = |prompt: &Prompt| match prompt {
-            Prompt::Text(text) => text.len().saturating_add(suffix),
-            // Detokenizing a token takes about as long as tokenizing a byte of text.
-            Prompt::Tokens(tokens) if self.echo => tokens.len(),
-            Prompt::Tokens(_) => 0,
-        };
-        self.prompts
-            .iter()
-            .map(bytes)
-            .fold(0, usize::saturating_add)
+    suffix: Option<&str>,
+    model: &ServedModel,
+    owner: &Owner,
+) -> Result<(Input, Option<Arc<str>>), ApiError> {
+    if let Prompt::Tokens(tokens) = &prompt {
+        refuse_too_many(tokens.len(), model)?;
     }
-
-    fn make(self, model: &ServedModel, owner: &Owner) -> Result<Made, ApiError> {
-        let count = self.prompts.len();
-        let mut made = Made::default();
-        for (index, prompt) in self.prompts.into_iter().enumerate() {
-            owner.check()?;
-            let added = made.add(prompt, self.echo, self.suffix.as_deref(), model, owner);
-            added.map_err(|error| error.of_prompt(index, count))?;
-        }
-        Ok(made)
-    }
-}
-
-impl Made {
-    fn add(
-        &mut self,
-        prompt: Prompt,
-        echo: bool,
-        suffix: Option<&str>,
-        model: &ServedModel,
-        owner: &Owner,
-    ) -> Result<(), ApiError> {
-        if let Prompt::Tokens(tokens) = &prompt {
-            refuse_too_many(tokens.len(), model)?;
-        }
-        if echo {
-            self.echoes.push(shown(&prompt, model)?);
-        }
-        let prompt = match suffix {
-            Some(suffix) => between(prompt, suffix, model)?,
-            None => prompt,
-        };
-        self.inputs.push(input(prompt, model, owner)?);
-        Ok(())
-    }
+    let echoed = echo.then(|| shown(&prompt, model)).transpose()?;
+    let prompt = match suffix {
+        Some(suffix) => between(prompt, suffix, model)?,
+        None => prompt,
+    };
+    Ok((input(prompt, model, owner)?, echoed))
 }
 
 /// A completion's prompt as the engine takes it.
