@@ -53,25 +53,15 @@ pub(super) struct OwnersPlaces {
     all: Arc<Semaphore>,
 }
 
-/// A slot, released on drop.
-#[derive(Debug)]
-pub(super) struct Place<'a> {
-    _all: SemaphorePermit<'a>,
-    _own: SemaphorePermit<'a>,
-}
-
 impl OwnersPlaces {
-    /// Waits for a slot; never `None`, because nobody closes the queue.
+    /// Waits for a slot, which is held as long as both permits; never `None`, because nobody closes the queue.
     ///
     /// # Cancel safety
     /// If the future is dropped, the position in the queue is lost.
-    pub(super) async fn take(&self) -> Option<Place<'_>> {
+    pub(super) async fn take(&self) -> Option<[SemaphorePermit<'_>; 2]> {
         let own = self.own.acquire().await.ok()?;
         let all = self.all.acquire().await.ok()?;
-        Some(Place {
-            _all: all,
-            _own: own,
-        })
+        Some([all, own])
     }
 }
 
