@@ -66,26 +66,21 @@ struct Head {
     model: Option<String>,
 }
 
-/// Whose answers the file holds.
-#[derive(Debug)]
-enum Whose {
-    Ours,
-    OfAnotherInput,
-    OfAnotherModel(String),
-}
-
 impl Head {
-    /// Whose answers follow `line`.
-    fn whose(&self, line: &[u8]) -> Whose {
+    /// Refuses the notes at `path`, which begin with `line`, if they belong to another input or model.
+    fn check(&self, line: &[u8], path: &Path) -> Result<(), NotesError> {
+        let path = path.to_owned();
         let found = serde_json::from_slice::<Self>(line).ok();
         let same = found.filter(|head| head.input == self.input && head.prompts == self.prompts);
         let Some(same) = same else {
-            return Whose::OfAnotherInput;
+            return Err(NotesError::OfAnother { path });
         };
         match same.model.zip(self.model.as_ref()) {
-            Some((model, ours)) if model != *ours => Whose::OfAnotherModel(model),
+            Some((model, ours)) if model != *ours => {
+                Err(NotesError::OfAnotherModel { path, model })
+            }
             // Notes of an earlier version name no model.
-            Some(_) | None => Whose::Ours,
+            Some(_) | None => Ok(()),
         }
     }
 }
@@ -138,12 +133,7 @@ impl BatchNotes {
             model: model.map(str::to_owned),
         };
         match notes.read(&head) {
-            Ok(Whose::Ours) => Ok(notes),
-            Ok(Whose::OfAnotherInput) => Err(NotesError::OfAnother { path: notes.path }),
-            Ok(Whose::OfAnotherModel(model)) => {
-                let path = notes.path;
-                Err(NotesError::OfAnotherModel { path, model })
-            }
+            Ok(checked) => checked.map(|()| notes),
             Err(source) => Err(notes.unwritable(source)),
         }
     }
@@ -155,8 +145,8 @@ impl BatchNotes {
         }
     }
 
-    /// Reads the notes of an earlier run and returns whose they are. An incomplete last line is overwritten.
-    fn read(&mut self, head: &Head) -> io::Result<Whose> {
+    /// Reads the notes of an earlier run, if they are those that `head` describes. An incomplete last line is overwritten.
+    fn read(&mut self, head: &Head) -> io::Result<Result<(), NotesError>> {
         let mut reader = BufReader::new(self.file.try_clone()?);
         let mut line = Vec::new();
         loop {
@@ -166,9 +156,8 @@ impl BatchNotes {
                 break;
             }
             if self.end == 0 {
-                match head.whose(&line) {
-                    Whose::Ours => {}
-                    other @ (Whose::OfAnotherInput | Whose::OfAnotherModel(_)) => return Ok(other),
+                if let Err(other) = head.check(&line, &self.path) {
+                    return Ok(Err(other));
                 }
             } else if let Ok(noted) = serde_json::from_slice::<Noted<IgnoredAny>>(&line)
                 && !noted.is_for_later
@@ -181,7 +170,7 @@ impl BatchNotes {
         if self.end == 0 {
             self.end = self.append(head)? as u64;
         }
-        Ok(Whose::Ours)
+        Ok(Ok(()))
     }
 
     fn remember(&mut self, index: usize, bytes: usize) {
