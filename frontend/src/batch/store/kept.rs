@@ -67,22 +67,10 @@ impl Kept {
         let files = self.files.values().filter(|file| file.expires_at <= now);
         let files = files.filter(|file| self.reader_of(&file.id).is_none());
         let files: Vec<String> = files.map(|file| file.id.clone()).collect();
-        let mut ended: BTreeMap<Option<&str>, Vec<(u64, &str)>> = BTreeMap::new();
-        for batch in self.batches.values() {
-            if let Some(at) = batch.record.ended_at() {
-                let of_owner = ended.entry(batch.record.owner.as_deref()).or_default();
-                of_owner.push((at, &batch.record.id));
-            }
-        }
-        let mut batches = Vec::new();
-        for mut of_owner in ended.into_values() {
-            of_owner.sort_unstable();
-            let beyond = of_owner.len().saturating_sub(MAX_ENDED_BATCHES);
-            let old = of_owner.iter().enumerate().filter(|(index, (at, _))| {
-                *index < beyond || at.saturating_add(config.lifetime.as_secs()) <= now
-            });
-            batches.extend(old.map(|(_, (_, id))| (*id).to_owned()));
-        }
+        let is_old = |at: u64| at.saturating_add(config.lifetime.as_secs()) <= now;
+        let batches = self.batches.values().map(|batch| &batch.record);
+        let batches = batches.filter(|batch| batch.ended_at().is_some_and(is_old));
+        let batches: Vec<String> = batches.map(|batch| batch.id.clone()).collect();
         for id in &files {
             self.files.remove(id);
         }
