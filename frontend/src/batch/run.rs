@@ -98,15 +98,17 @@ enum LineEnd {
     },
 }
 
-/// What a line waits for before it is retried.
+/// The outcome of one attempt at a line.
 #[derive(Debug)]
-enum Missing {
-    /// A model that no worker serves and that is awaited.
-    Model(String),
-    /// The disk, which cannot read the line; the reason.
-    Disk(String),
-    /// Memory for the line; how long to wait, if known.
-    Memory(Option<Duration>),
+enum LineAttempt {
+    /// The line of the output.
+    Answered(OutputLine),
+    /// No worker serves its model, which is awaited.
+    NoModel(String),
+    /// The disk cannot read the line; the reason.
+    NoDisk(String),
+    /// Every worker is full, or there is no memory for the line; how long to wait, if known.
+    Full(Option<Duration>),
 }
 
 /// Lines that wait for their models, by the models' names.
@@ -118,21 +120,16 @@ struct BatchRun<'a> {
     record: &'a BatchRecord,
     batch: &'a Arc<Mutex<OpenBatch>>,
     places: OwnersPlaces,
-    awaited: AwaitedModels,
-}
-
-/// The models that a batch waits for when no worker serves them.
-#[derive(Debug)]
-struct AwaitedModels {
-    /// Any model is awaited until then.
+    /// Any model that no worker serves is awaited until then.
     any_until: Instant,
-    /// The models that were served since the batch began.
+    /// The models that were served since the batch began, which are awaited too.
     seen: SeenModels,
 }
 
-impl AwaitedModels {
-    fn has(&self, name: &str) -> bool {
-        Instant::now() < self.any_until || self.seen.has(name)
+impl BatchRun<'_> {
+    /// Whether it waits for a model that no worker serves.
+    fn awaits(&self, model: &str) -> bool {
+        Instant::now() < self.any_until || self.seen.has(model)
     }
 }
 
@@ -321,10 +318,8 @@ impl Batches {
             record,
             batch,
             places: self.places.of(record.owner.as_deref()),
-            awaited: AwaitedModels {
-                any_until,
-                seen: SeenModels::new(self.models.clone()),
-            },
+            any_until,
+            seen: SeenModels::new(self.models.clone()),
         };
         tokio::select! {
             biased;
@@ -369,7 +364,7 @@ impl Batches {
                 () = self.stops.draining.cancelled(), if !is_stopped => {}
                 _ = looks.tick(), if !awaiting.is_empty() => {
                     // First, because they have waited.
-                    for index in self.take_askable(&run.awaited, &mut awaiting).into_iter().rev() {
+                    for index in self.take_askable(run, &mut awaiting).into_iter().rev() {
                         next.push_front(index);
                     }
                 }
@@ -378,11 +373,11 @@ impl Batches {
     }
 
     /// Removes and returns the lines whose models are served, or no longer awaited.
-    fn take_askable(&self, awaited: &AwaitedModels, awaiting: &mut AwaitingLines) -> Vec<usize> {
+    fn take_askable(&self, run: &BatchRun<'_>, awaiting: &mut AwaitingLines) -> Vec<usize> {
         let mut askable = Vec::new();
         awaiting.retain(|model, lines| {
-            awaited.seen.look(model);
-            let is_awaited = self.models.get(model).is_none() && awaited.has(model);
+            run.seen.look(model);
+            let is_awaited = self.models.get(model).is_none() && run.awaits(model);
             if !is_awaited {
                 askable.append(lines);
             }
@@ -407,22 +402,20 @@ impl Batches {
             }
             match self.attempt(run, index).await {
                 None => return LineEnd::Unnoted,
-                Some(Err(Missing::Model(model))) => return LineEnd::Awaiting { index, model },
-                Some(Err(Missing::Disk(problem))) => {
+                Some(LineAttempt::NoModel(model)) => return LineEnd::Awaiting { index, model },
+                Some(LineAttempt::NoDisk(problem)) => {
                     drop(place);
                     if !self.pause(&run.record.id, &problem).await {
                         return LineEnd::Unnoted;
                     }
                 }
-                Some(Err(Missing::Memory(retry_after)) | Ok(Attempt::Full(_, retry_after))) => {
+                Some(LineAttempt::Full(retry_after)) => {
                     drop(place);
                     if !pauses.wait(retry_after).await {
                         return LineEnd::Unnoted;
                     }
                 }
-                // A lost request is not sent again: attempts are not counted here, so one that crashes its workers would
-                // do so forever.
-                Some(Ok(Attempt::Ended(line) | Attempt::NoModel(line) | Attempt::Lost(line))) => {
+                Some(LineAttempt::Answered(line)) => {
                     if self.stops.draining.is_cancelled() && !line.is_answer() {
                         // The shutdown alone may have failed it.
                         return LineEnd::Unnoted;
@@ -436,39 +429,41 @@ impl Batches {
         }
     }
 
-    /// Reads one line and sends its request once. `None` if the server stops before; an error says what the line waits for.
-    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Result<Attempt, Missing>> {
-        let (record, awaited) = (run.record, &run.awaited);
+    /// Reads one line and sends its request once. `None` if the server stops before.
+    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<LineAttempt> {
+        let record = run.record;
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);
         let (reading, memory) = (Arc::clone(run.batch), self.routes.memory());
         let with_model = |(line, memory): (BatchLine, _)| (line.model(), line, memory);
         let read = move || line_of(&reading, index, memory).map(with_model);
         let (model, line, _memory) = match tokio::task::spawn_blocking(read).await.ok()? {
             Ok(read) => read,
-            Err(Unread::Disk(problem)) => return Some(Err(Missing::Disk(problem))),
-            Err(Unread::Memory(pause)) => return Some(Err(Missing::Memory(Some(pause)))),
+            Err(Unread::Disk(problem)) => return Some(LineAttempt::NoDisk(problem)),
+            Err(Unread::Memory(pause)) => return Some(LineAttempt::Full(Some(pause))),
             Err(Unread::Line(problem)) => {
                 let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
-                return Some(Ok(Attempt::Ended(unasked)));
+                return Some(LineAttempt::Answered(unasked));
             }
         };
         let Some(routes) = self.routes_of(record) else {
             let problem = "The API key that the batch belongs to is no more.";
             let unasked = unasked_line(id, line.shown_id(), "invalid_api_key", problem);
-            return Some(Ok(Attempt::Ended(unasked)));
+            return Some(LineAttempt::Answered(unasked));
         };
         let model = model.unwrap_or_default();
-        awaited.seen.look(&model);
+        run.seen.look(&model);
         if self.models.get(&model).is_none() && self.models.is_coming(&model) {
             // Sent now, the line would hold up those of other models.
-            return Some(Err(Missing::Model(model)));
+            return Some(LineAttempt::NoModel(model));
         }
         Some(match ask_once(&routes, id, &line).await {
-            Attempt::NoModel(_) if awaited.has(&model) => Err(Missing::Model(model)),
-            other @ (Attempt::Ended(_)
-            | Attempt::NoModel(_)
-            | Attempt::Full(..)
-            | Attempt::Lost(_)) => Ok(other),
+            Attempt::NoModel(_) if run.awaits(&model) => LineAttempt::NoModel(model),
+            Attempt::Full(_, retry_after) => LineAttempt::Full(retry_after),
+            // A lost request is not sent again: attempts are not counted here, so one that crashes its workers would do so
+            // forever.
+            Attempt::Ended(line) | Attempt::NoModel(line) | Attempt::Lost(line) => {
+                LineAttempt::Answered(line)
+            }
         })
     }
 

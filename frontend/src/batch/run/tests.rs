@@ -79,10 +79,8 @@ impl Site {
             record: &self.record,
             batch: &self.batch,
             places: self.batches.places.of(None),
-            awaited: AwaitedModels {
-                any_until: Instant::now(),
-                seen: SeenModels::new(self.batches.models.clone()),
-            },
+            any_until: Instant::now(),
+            seen: SeenModels::new(self.batches.models.clone()),
         }
     }
 }
