@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::access::Caller;
-use super::asked_model::{find_any_model, find_model};
+use super::asked_model::find_model;
 use super::handlers::App;
 use super::held::held;
 use super::messages::anthropic_error;
@@ -69,7 +69,7 @@ impl Call {
     pub(super) async fn model(
         &self,
         name: &str,
-        endpoint: EndpointType,
+        endpoint: Option<EndpointType>,
     ) -> Result<Arc<ServedModel>, ApiError> {
         find_model(&self.app, name, endpoint, self.ctx.deadline()).await
     }
@@ -87,20 +87,32 @@ impl Call {
         Ok(self.ctx.clone())
     }
 
-    /// Completes `params`, finds the model they name, and waits for a place among its requests.
+    /// Finds the model that the request names, and waits for a place among its requests.
     ///
     /// # Errors
     /// As [`Self::model`] and [`Self::admit`].
+    pub(super) async fn enter(
+        &mut self,
+        name: &str,
+        endpoint: Option<EndpointType>,
+    ) -> Result<(Arc<ServedModel>, RequestContext), ApiError> {
+        self.guard.model(name);
+        let model = self.model(name, endpoint).await?;
+        let ctx = self.admit(&model).await?;
+        Ok((model, ctx))
+    }
+
+    /// Like [`Self::enter`], for the model that `params` name. Completes `params`.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
     pub(super) async fn begin(
         &mut self,
         params: &mut CommonParams,
         endpoint: EndpointType,
     ) -> Result<(Arc<ServedModel>, RequestContext), ApiError> {
-        self.guard.model(&params.model);
         self.guard.complete(params);
-        let model = self.model(&params.model, endpoint).await?;
-        let ctx = self.admit(&model).await?;
-        Ok((model, ctx))
+        self.enter(&params.model, Some(endpoint)).await
     }
 
     /// Returns the answer of a request with one prompt and one choice, once its engine has accepted it.
@@ -322,10 +334,8 @@ pub(super) async fn embeddings(call: &mut Call) -> Result<Reply, ApiError> {
         move |body: JsonBody<'_>, _: &ParamLimits| EmbeddingRequest::parse(body, max_inputs);
     let request = call.parse(parse).await?;
     call.guard.ignores(&request.hints, REASONING_EFFORT);
-    call.guard.model(&request.model);
-    let model = call.model(&request.model, EndpointType::Embeddings).await?;
     let (name, encoding) = (request.model.clone(), request.encoding);
-    let ctx = call.admit(&model).await?;
+    let (model, ctx) = call.enter(&name, Some(EndpointType::Embeddings)).await?;
     let rank = call.guard.rank();
     let job = |room| EmbedJob::prepare(model, request, rank, room);
     let job = call.guard.prepare(&ctx, job).await?;
@@ -350,9 +360,7 @@ pub(super) async fn tokenize(call: &mut Call) -> Result<Reply, ApiError> {
     let request = call
         .parse(|body, limits| TokenizeRequest::parse(body, limits))
         .await?;
-    call.guard.model(&request.model);
-    let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
-    let ctx = call.admit(&model).await?;
+    let (model, ctx) = call.enter(&request.model, None).await?;
     let tokens = match request.input {
         TokenizeInput::Prompt {
             text,
@@ -395,9 +403,7 @@ pub(super) async fn tokenize(call: &mut Call) -> Result<Reply, ApiError> {
 
 pub(super) async fn detokenize(call: &mut Call) -> Result<Reply, ApiError> {
     let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
-    call.guard.model(&request.model);
-    let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
-    let ctx = call.admit(&model).await?;
+    let (model, ctx) = call.enter(&request.model, None).await?;
     let count = request.tokens.len();
     let text = |room| pipeline::detokenize(model, request.tokens, room);
     let prompt = call.guard.prepare(&ctx, text).await?;

@@ -13,12 +13,33 @@ use crate::model::ServedModel;
 /// The longest model name that is looked up, in bytes.
 const MAX_MODEL_BYTES: usize = 1024;
 
-/// Returns the model of this name or alias, whatever endpoints it offers. Waits for it while it is expected, but no longer than
-/// `--migration-wait` and not past `deadline`.
+/// Returns the model of this name or alias, which must offer `endpoint`, if one is given. Waits for it while it is expected, but
+/// no longer than `--migration-wait` and not past `deadline`.
 ///
 /// # Errors
-/// A 404 if there is no such model, a 503 if it does not appear in time, and the model's own refusal.
-pub(super) async fn find_any_model(
+/// A 404 if there is no such model, a 503 if it does not appear in time, a 400 if it does not offer `endpoint`, and the model's own
+/// refusal.
+pub(super) async fn find_model(
+    app: &App,
+    name: &str,
+    endpoint: Option<EndpointType>,
+    deadline: Option<Instant>,
+) -> Result<Arc<ServedModel>, ApiError> {
+    let model = awaited(app, name, deadline).await?;
+    match endpoint.filter(|endpoint| !model.card.endpoint_types.contains(endpoint)) {
+        None => Ok(model),
+        Some(endpoint) => {
+            let message = format!("The model '{name}' does not offer {endpoint}.");
+            Err(ApiError {
+                param: Some("model".into()),
+                ..ApiError::new(StatusCode::BAD_REQUEST, message)
+            })
+        }
+    }
+}
+
+/// Returns the model of this name or alias once it is served.
+async fn awaited(
     app: &App,
     name: &str,
     deadline: Option<Instant>,
@@ -49,25 +70,4 @@ pub(super) async fn find_any_model(
         back = models.get_by(name, until) => back.ok_or_else(|| ApiError::model_gone(name)),
         () = app.draining.cancelled() => Err(ApiError::draining()),
     }
-}
-
-/// Returns the model of this name or alias, as [`find_any_model`] does, if it offers `endpoint`.
-///
-/// # Errors
-/// The errors of [`find_any_model`]; a 400 if the model does not offer `endpoint`.
-pub(super) async fn find_model(
-    app: &App,
-    name: &str,
-    endpoint: EndpointType,
-    deadline: Option<Instant>,
-) -> Result<Arc<ServedModel>, ApiError> {
-    let model = find_any_model(app, name, deadline).await?;
-    if model.card.endpoint_types.contains(&endpoint) {
-        return Ok(model);
-    }
-    let message = format!("The model '{name}' does not offer {endpoint}.");
-    Err(ApiError {
-        param: Some("model".into()),
-        ..ApiError::new(StatusCode::BAD_REQUEST, message)
-    })
 }

@@ -30,9 +30,7 @@ pub(super) async fn count_tokens(call: &mut Call) -> Result<Reply, ApiError> {
         .parse(|body, limits| MessagesRequest::parse_to_count(body, limits))
         .await?;
     let name = &request.chat.params.model;
-    call.guard.model(name);
-    let model = call.model(name, EndpointType::Chat).await?;
-    let ctx = call.admit(&model).await?;
+    let (model, ctx) = call.enter(name, Some(EndpointType::Chat)).await?;
     let of_model = Arc::clone(&model);
     let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, request.chat, room));
     let job = job.await?;

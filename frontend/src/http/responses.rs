@@ -39,9 +39,7 @@ pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
     let asked = Asked::new(call, request)?;
     let (asked, chat) = asked.chat(call, 0).await?;
     let name = chat.params.model.clone();
-    call.guard.model(&name);
-    let model = call.model(&name, EndpointType::Chat).await?;
-    let ctx = call.admit(&model).await?;
+    let (model, ctx) = call.enter(&name, Some(EndpointType::Chat)).await?;
     let (job, asked) = asked.job(call, &ctx, &model, chat).await?;
     call.guard.ignores(&job.params().hints, "reasoning.effort");
     let Asked {
@@ -110,10 +108,8 @@ pub(super) async fn input_tokens(call: &mut Call) -> Result<Reply, ApiError> {
         .await?;
     let asked = Asked::new(call, request)?;
     let (asked, chat) = asked.chat(call, 0).await?;
-    call.guard.model(&chat.params.model);
     let name = &chat.params.model;
-    let model = call.model(name, EndpointType::Chat).await?;
-    let ctx = call.admit(&model).await?;
+    let (model, ctx) = call.enter(name, Some(EndpointType::Chat)).await?;
     let (job, _) = asked.job(call, &ctx, &model, chat).await?;
     call.guard.ignores(&job.params().hints, "reasoning.effort");
     let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;

@@ -59,9 +59,7 @@ pub(super) async fn score(call: &mut Call) -> Result<Reply, ApiError> {
 
 /// Returns the scores of `pairs` by the model of this name.
 async fn scored(call: &mut Call, model: &str, pairs: TextPairs) -> Result<Scored, ApiError> {
-    call.guard.model(model);
-    let model = call.model(model, EndpointType::Scores).await?;
-    let ctx = call.admit(&model).await?;
+    let (model, ctx) = call.enter(model, Some(EndpointType::Scores)).await?;
     let rank = call.guard.rank();
     let job = |room| ScoreJob::prepare(model, pairs, rank, room);
     let job = call.guard.prepare(&ctx, job).await?;

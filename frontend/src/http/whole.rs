@@ -85,7 +85,7 @@ pub(super) async fn ask<T: Send + 'static>(
         Api::Chat => EndpointType::Chat,
         Api::Completions => EndpointType::Completions,
     };
-    let model = call.model(&whole.model, endpoint).await?;
+    let model = call.model(&whole.model, Some(endpoint)).await?;
     if takes_whole(&model) {
         return answer(call, api, &model, whole).await.map(Asked::Answered);
     }
