@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{CancelReason, RequestContext};
+use genset_backend_common::CancelReason;
 use genset_runtime::Runtime;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -13,7 +13,6 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::Acceptor;
 use super::handlers::{App, router};
-use super::metrics::HttpMetrics;
 use super::tls::Tls;
 use crate::batch::run::Stops;
 use crate::batch::store::BatchStore;
@@ -73,14 +72,11 @@ impl From<BindError> for io::Error {
 #[derive(Debug)]
 pub struct FrontendServer {
     address: SocketAddr,
-    models: Models,
+    /// Without batches: their folder is free for another server once this one is shut down.
+    app: App,
     tasks: TaskTracker,
-    draining: CancellationToken,
     closing: CancellationToken,
     aborting: CancellationToken,
-    metrics: HttpMetrics,
-    /// The parent of every request's context.
-    all_requests: RequestContext,
 }
 
 impl FrontendServer {
@@ -113,33 +109,26 @@ impl FrontendServer {
             tracing::warn!("{warning}");
         }
         let models = Models::follow(runtime, &config);
-        let config = Arc::new(config);
-        let draining = CancellationToken::new();
-        let mut app = App::new(
-            runtime,
-            models.clone(),
-            Arc::clone(&config),
-            keys.clone(),
-            draining.clone(),
-        );
+        let (config, draining) = (Arc::new(config), CancellationToken::new());
+        let app = App::new(runtime, models, Arc::clone(&config), keys.clone(), draining);
         let server = Self {
             address,
-            models,
+            app: app.clone(),
             tasks: TaskTracker::new(),
-            draining,
             closing: CancellationToken::new(),
             aborting: CancellationToken::new(),
-            metrics: app.metrics.clone(),
-            all_requests: app.all_requests.clone(),
         };
-        if let Some(store) = store {
-            let stops = Stops {
-                tasks: server.tasks.clone(),
-                draining: server.draining.clone(),
-                aborting: server.aborting.clone(),
-            };
-            app = app.with_batches(store, stops);
-        }
+        let app = match store {
+            Some(store) => {
+                let stops = Stops {
+                    tasks: server.tasks.clone(),
+                    draining: app.draining.clone(),
+                    aborting: server.aborting.clone(),
+                };
+                app.with_batches(store, stops)
+            }
+            None => app,
+        };
         if let Some(batches) = &app.batches {
             batches.resume();
         }
@@ -151,7 +140,7 @@ impl FrontendServer {
             router: router(app),
             tls,
             config,
-            metrics: server.metrics.clone(),
+            metrics: server.app.metrics.clone(),
             tasks: server.tasks.clone(),
             closing: server.closing.clone(),
             aborting: server.aborting.clone(),
@@ -169,18 +158,18 @@ impl FrontendServer {
     /// The models it serves.
     #[must_use]
     pub fn models(&self) -> &Models {
-        &self.models
+        &self.app.models
     }
 
     /// Refuses new requests with a 503 from now on; `/health` returns 503 too. Requests under way continue.
     pub fn drain(&self) {
-        self.draining.cancel();
+        self.app.draining.cancel();
     }
 
     /// Whether new requests are refused.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.draining.is_cancelled()
+        self.app.draining.is_cancelled()
     }
 
     /// Waits until no request is under way, including those of batches. More may arrive later, unless the server drains: it does
@@ -189,14 +178,14 @@ impl FrontendServer {
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub async fn idle(&self) {
-        self.metrics.idle().await;
+        self.app.metrics.idle().await;
     }
 
     /// Ends every request under way at once: a stream with an error event, others with a 503. Both tell the client to send it
     /// again. Like [`drain`](Self::drain), it refuses new requests.
     pub fn cut_short(&self) {
-        self.draining.cancel();
-        self.all_requests.cancel(CancelReason::Shutdown);
+        self.app.draining.cancel();
+        self.app.all_requests.cancel(CancelReason::Shutdown);
     }
 
     /// Closes the listener and lets open connections finish their requests for `grace`. Then drops the rest, and waits until no
@@ -205,7 +194,7 @@ impl FrontendServer {
     /// # Cancel safety
     /// The server is closing, but may have live tasks, when the future is dropped; call it again.
     pub async fn shutdown(&self, grace: Duration) -> bool {
-        self.draining.cancel();
+        self.app.draining.cancel();
         self.closing.cancel();
         self.tasks.close();
         let finished = tokio::time::timeout(grace, self.tasks.wait()).await.is_ok();
@@ -223,7 +212,7 @@ impl FrontendServer {
                 );
             }
         }
-        self.models.shutdown().await;
+        self.app.models.shutdown().await;
         finished
     }
 }
