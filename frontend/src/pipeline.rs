@@ -169,27 +169,24 @@ fn pair_bytes(pair: &ScorePair) -> usize {
 
 /// The approximate bytes of text in the values, or any number that is too large for an async thread.
 fn bytes_to_work_on<'a>(values: impl Iterator<Item = &'a Value>) -> usize {
-    values.fold(0, |sum, value| match SHORT_WORK_BYTES.checked_sub(sum) {
-        Some(rest) if rest > 0 => sum + text_bytes(value, rest),
-        Some(_) | None => sum,
-    })
+    values.fold(0, add_text_bytes)
 }
 
-/// The approximate bytes of text to process in a message or a tool, or any number from `enough` on, so that counting is short
-/// too.
-fn text_bytes(value: &Value, enough: usize) -> usize {
+/// Adds the approximate bytes of text to process in a part of a message or tool, unless `sum` is large already, so that counting
+/// is short too.
+fn add_text_bytes(sum: usize, value: &Value) -> usize {
     /// The cost of a value with any content.
     const A_VALUE: usize = 8;
-    let inside = |sum: usize, value: &Value| match enough.checked_sub(sum) {
-        Some(rest) if rest > 0 => sum + text_bytes(value, rest),
-        Some(_) | None => sum,
-    };
+    if sum >= SHORT_WORK_BYTES {
+        return sum;
+    }
+    let sum = sum + A_VALUE;
     match value {
-        Value::String(text) => A_VALUE + text.len(),
-        Value::Array(items) => items.iter().fold(A_VALUE, inside),
-        Value::Object(fields) => fields.iter().fold(A_VALUE, |sum, (name, value)| {
-            inside(sum + name.len(), value)
+        Value::String(text) => sum + text.len(),
+        Value::Array(items) => items.iter().fold(sum, add_text_bytes),
+        Value::Object(fields) => fields.iter().fold(sum, |sum, (name, value)| {
+            add_text_bytes(sum + name.len(), value)
         }),
-        Value::Null | Value::Bool(_) | Value::Number(_) => A_VALUE,
+        Value::Null | Value::Bool(_) | Value::Number(_) => sum,
     }
 }
