@@ -147,26 +147,12 @@ impl Item {
         }
     }
 
-    /// Whether it is a user message.
-    pub(crate) fn is_user(&self) -> bool {
-        matches!(
-            self,
-            Self::Message {
-                speaker: Speaker::User,
-                ..
-            }
-        )
-    }
-
-    /// Whether it is a system message.
-    pub(crate) fn is_system(&self) -> bool {
-        matches!(
-            self,
-            Self::Message {
-                speaker: Speaker::System,
-                ..
-            }
-        )
+    /// The role of a message; `None` for other items.
+    pub(super) fn speaker(&self) -> Option<Speaker> {
+        match self {
+            Self::Message { speaker, .. } => Some(*speaker),
+            Self::Reasoning { .. } | Self::Call { .. } | Self::CallOutput { .. } => None,
+        }
     }
 
     /// Its approximate memory in bytes.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::input::read_input;
-use super::item::Item;
+use super::item::{Item, Speaker};
 use super::response::Repeated;
 use crate::block::Block;
 use crate::error::ApiError;
@@ -168,7 +168,8 @@ impl ResponsesRequest {
             turns.system(instructions);
         }
         let items = self.conversation(history).enumerate();
-        let kept = items.filter(|(index, item)| *index >= skipped || item.is_system());
+        let is_system = |item: &Item| item.speaker() == Some(Speaker::System);
+        let kept = items.filter(|(index, item)| *index >= skipped || is_system(item));
         kept.for_each(|(_, item)| item.add_to(&mut turns));
         // A chat that may be truncated is built several times.
         let mut chat = match self.truncates {
@@ -195,9 +196,8 @@ impl ResponsesRequest {
     /// The numbers of first items that a conversation may drop, in ascending order: the rest must begin with a user message.
     pub(crate) fn cuts(&self, history: &[Arc<Item>]) -> Vec<usize> {
         let items = self.conversation(history).enumerate().skip(1);
-        items
-            .filter_map(|(index, item)| item.is_user().then_some(index))
-            .collect()
+        let of_user = items.filter(|(_, item)| item.speaker() == Some(Speaker::User));
+        of_user.map(|(index, _)| index).collect()
     }
 
     fn conversation<'a>(&'a self, history: &'a [Arc<Item>]) -> impl Iterator<Item = &'a Item> {
