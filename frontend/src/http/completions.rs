@@ -1,12 +1,14 @@
 //! Chats and completions: their choices, whole or streamed side by side.
 
+use std::ops::ControlFlow;
+
 use futures_util::{StreamExt, TryStreamExt, stream};
 use genset_backend_common::{RequestContext, card::EndpointType};
 
 use super::apis::{Call, Reply, new_id};
 use super::body::EventBody;
 use super::replies::event_response;
-use super::whole::{self, Asked, Parse};
+use super::whole::{self, Parse};
 use crate::answer::{Completed, TotalUsage};
 use crate::budget::MemoryShare;
 use crate::clock::now;
@@ -23,8 +25,8 @@ pub(super) const WRITTEN_BYTES: usize = 16;
 pub(super) async fn chat(call: &mut Call) -> Result<Reply, ApiError> {
     let parse: Parse<ChatRequest> = |body, limits| ChatRequest::parse(body, limits);
     let mut request = match whole::ask(call, Api::Chat, parse).await? {
-        Asked::Answered(reply) => return Ok(reply),
-        Asked::Known(request) => request,
+        ControlFlow::Break(reply) => return Ok(reply),
+        ControlFlow::Continue(request) => request,
     };
     let (model, ctx) = call.begin(&mut request.params, EndpointType::Chat).await?;
     let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request, room));
@@ -35,8 +37,8 @@ pub(super) async fn chat(call: &mut Call) -> Result<Reply, ApiError> {
 pub(super) async fn completions(call: &mut Call) -> Result<Reply, ApiError> {
     let parse: Parse<CompletionRequest> = |body, limits| CompletionRequest::parse(body, limits);
     let mut request = match whole::ask(call, Api::Completions, parse).await? {
-        Asked::Answered(reply) => return Ok(reply),
-        Asked::Known(request) => request,
+        ControlFlow::Break(reply) => return Ok(reply),
+        ControlFlow::Continue(request) => request,
     };
     let endpoint = EndpointType::Completions;
     let (model, ctx) = call.begin(&mut request.params, endpoint).await?;

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::convert::Infallible;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -30,14 +31,6 @@ use crate::openai::{Api, ParamLimits};
 /// How an API parses a body.
 pub(super) type Parse<T> = fn(JsonBody<'_>, &ParamLimits) -> Result<T, ApiError>;
 
-/// How a body was handled.
-pub(super) enum Asked<T> {
-    /// The model's engine read it and answered.
-    Answered(Reply),
-    /// It was parsed here.
-    Known(T),
-}
-
 /// A body, as far as it was read.
 enum Read<T> {
     /// The engine reads it, or nobody serves its model now: the model that appears decides who reads it.
@@ -60,8 +53,9 @@ struct Named<'a> {
     model: Cow<'a, str>,
 }
 
-/// Parses a body with `parse`, unless its model takes whole bodies: then the engine answers. If nobody serves the model now and
-/// it may take whole bodies, waits for it first. A batch's line may name a model that is not announced yet.
+/// Parses a body with `parse`, unless its model takes whole bodies: then the engine answers, and the request is done. If nobody
+/// serves the model now and it may take whole bodies, waits for it first. A batch's line may name a model that is not announced
+/// yet.
 ///
 /// # Errors
 /// The errors of `parse`, [`Call::model`] and [`answer`].
@@ -69,14 +63,14 @@ pub(super) async fn ask<T: Send + 'static>(
     call: &mut Call,
     api: Api,
     parse: Parse<T>,
-) -> Result<Asked<T>, ApiError> {
+) -> Result<ControlFlow<Reply, T>, ApiError> {
     if !call.caller.is_local && !call.app.models.may_take_whole_bodies() {
-        return call.parse(parse).await.map(Asked::Known);
+        return call.parse(parse).await.map(ControlFlow::Continue);
     }
     let models = call.app.models.clone();
     let read = move |body: JsonBody<'_>, limits: &ParamLimits| read(body, &models, limits, parse);
     let whole = match call.parse(read).await? {
-        Read::Known(request) => return Ok(Asked::Known(request)),
+        Read::Known(request) => return Ok(ControlFlow::Continue(request)),
         Read::Unread(whole) => whole,
     };
     call.guard.model(&whole.model);
@@ -87,14 +81,15 @@ pub(super) async fn ask<T: Send + 'static>(
     };
     let model = call.model(&whole.model, Some(endpoint)).await?;
     if takes_whole(&model) {
-        return answer(call, api, &model, whole).await.map(Asked::Answered);
+        let answered = answer(call, api, &model, whole).await;
+        return answered.map(ControlFlow::Break);
     }
     let waited_bytes = whole.body.len();
     call.body.put_back(whole.body);
     let read = call.parse(parse).await;
     // The second copy is gone.
     call.guard.memory().shrink(waited_bytes);
-    read.map(Asked::Known)
+    read.map(ControlFlow::Continue)
 }
 
 fn takes_whole(model: &ServedModel) -> bool {
