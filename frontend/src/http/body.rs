@@ -1,49 +1,28 @@
-//! The body of a streamed answer: server-sent events, written as tokens arrive.
+//! The events of streamed choices, side by side.
 
-use std::convert::Infallible;
 use std::iter::Enumerate;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures_util::task::AtomicWaker;
 use genset_backend_common::context::Explanation;
 use http::StatusCode;
-use http_body::{Body, Frame};
 use tokio::task::coop::has_budget_remaining;
 
 use super::metrics::RequestGuard;
+use super::replies::{FRAME_BYTES, WriteEvents};
 use crate::answer::{Answer, AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::openai::{ChunkEncoder, finish_reason};
 use crate::pipeline::Answers;
 
-/// Tokens that are ready together are sent together, up to about this many bytes: one write, and a bound on what a fast engine
-/// queues for a slow client.
-pub(super) const FRAME_BYTES: usize = 8 << 10;
-
-/// The next frame of a body, after all that is ready was written into `buffer`.
-pub(super) fn next_frame(
-    buffer: &mut BytesMut,
-    has_ended: bool,
-) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-    if !buffer.is_empty() {
-        return Poll::Ready(Some(Ok(Frame::data(buffer.split().freeze()))));
-    }
-    if has_ended {
-        Poll::Ready(None)
-    } else {
-        Poll::Pending
-    }
-}
-
-/// The events of one request. Dropping it cancels the answers that still run.
+/// The events of one request.
 ///
 /// Its answers run side by side in slots. A slot whose answer has ended takes the next one that has not started. Only slots that
 /// were woken are polled: the cost of a token does not depend on how many answers wait for theirs.
-pub(super) struct EventBody {
+pub(super) struct ChoiceEvents {
     encoder: ChunkEncoder,
     /// Answers that have not started.
     waiting: Enumerate<Answers>,
@@ -52,14 +31,13 @@ pub(super) struct EventBody {
     running: usize,
     /// The slot to poll next: the one at which the task's budget ended last.
     turn: usize,
-    /// The task that polls the body.
+    /// The task that polls them.
     task: Arc<AtomicWaker>,
     total: TotalUsage,
     has_usage_event: bool,
     /// How its answers are routed, if the client asks for it.
     explanation: Option<Explanation>,
     guard: RequestGuard,
-    buffer: BytesMut,
     progress: Progress,
 }
 
@@ -126,7 +104,7 @@ enum Progress {
     Done,
 }
 
-impl EventBody {
+impl ChoiceEvents {
     pub(super) fn new(
         encoder: ChunkEncoder,
         answers: Answers,
@@ -146,39 +124,103 @@ impl EventBody {
             total: TotalUsage::default(),
             has_usage_event,
             guard,
-            buffer: BytesMut::new(),
             progress: Progress::Opening,
         }
     }
 
-    fn open(&mut self) {
+    fn open(&mut self, frame: &mut BytesMut) {
         self.progress = Progress::Waiting;
         for slot in 0..self.slots.len() {
-            self.take_next(slot);
+            self.take_next(slot, frame);
         }
     }
 
     /// Gives a slot the next answer that has not started.
-    fn take_next(&mut self, slot: usize) {
+    fn take_next(&mut self, slot: usize, frame: &mut BytesMut) {
         let (Some(slot), Some((index, answer))) = (self.slots.get_mut(slot), self.waiting.next())
         else {
             return;
         };
-        self.encoder.start(index, &mut self.buffer);
+        self.encoder.start(index, frame);
         slot.answer = Some((index, answer));
         slot.due.stay();
         self.running += 1;
     }
 
-    /// Writes what is ready, slot by slot, until nothing is ready or the frame is full.
-    fn fill(&mut self, cx: &mut Context<'_>) {
+    /// Polls the slot's answer if it is due. Returns whether an item brought text, or `None` if there was no item. After an item
+    /// the slot stays due.
+    fn poll_slot(&mut self, number: usize, frame: &mut BytesMut) -> Option<bool> {
+        let slot = self.slots.get_mut(number).filter(|slot| slot.due.take())?;
+        let (index, answer) = slot.answer.as_mut()?;
+        let mut has_text = false;
+        let mut cx = Context::from_waker(&slot.waker);
+        let polled = answer.poll_deltas(&mut cx, |delta, rated| {
+            has_text = true;
+            self.encoder.delta(*index, delta, rated, frame);
+        });
+        let Poll::Ready(result) = polled else {
+            return None;
+        };
+        slot.due.stay();
+        if has_text {
+            self.guard.text();
+        }
+        match result {
+            Ok(None) => {}
+            Ok(Some(end)) => self.end_answer(number, end, frame),
+            Err(error) => {
+                let error = ApiError::from(error);
+                self.guard.fail(&error);
+                self.encoder.error(&error, frame);
+                self.slots.clear();
+                self.progress = Progress::Done;
+            }
+        }
+        Some(has_text)
+    }
+
+    fn end_answer(&mut self, slot: usize, end: AnswerEnd, frame: &mut BytesMut) {
+        let ended = self.slots.get_mut(slot);
+        let Some((index, answer)) = ended.and_then(|slot| slot.answer.take()) else {
+            return;
+        };
+        let ending = answer.end(|delta, rated| {
+            self.encoder.delta(index, delta, rated, frame);
+        });
+        let reason = finish_reason(&end, ending.has_calls, ending.has_open_call);
+        self.encoder.finish(index, reason, &ending.rated, frame);
+        self.total.add(&end, ending.reasoning_tokens);
+        self.running -= 1;
+        self.take_next(slot, frame);
+        if self.running == 0 {
+            self.guard.set_status(StatusCode::OK);
+            self.guard.add_usage(&self.total);
+            if let Some(explanation) = &self.explanation {
+                self.encoder.explanation(explanation, frame);
+            }
+            if self.has_usage_event {
+                self.encoder.usage(&self.total, frame);
+            }
+            self.encoder.done(frame);
+            self.progress = Progress::Done;
+        }
+    }
+}
+
+impl WriteEvents for ChoiceEvents {
+    /// Writes slot by slot.
+    fn fill(&mut self, cx: &mut Context<'_>, frame: &mut BytesMut) {
+        self.task.register(cx.waker());
+        if self.progress == Progress::Opening {
+            self.open(frame);
+        }
         let mut is_ready = true;
-        while is_ready && self.progress != Progress::Done && self.buffer.len() < FRAME_BYTES {
+        while is_ready && self.progress != Progress::Done && frame.len() < FRAME_BYTES {
             is_ready = false;
             let mut has_text = false;
             for _ in 0..self.slots.len() {
                 let slot = self.turn;
-                if let Some(brought_text) = self.poll_slot(slot) {
+                if let Some(brought_text) = self.poll_slot(slot, frame) {
                     is_ready = true;
                     has_text |= brought_text;
                 }
@@ -200,85 +242,7 @@ impl EventBody {
         }
     }
 
-    /// Polls the slot's answer if it is due. Returns whether an item brought text, or `None` if there was no item. After an item
-    /// the slot stays due.
-    fn poll_slot(&mut self, number: usize) -> Option<bool> {
-        let slot = self.slots.get_mut(number).filter(|slot| slot.due.take())?;
-        let (index, answer) = slot.answer.as_mut()?;
-        let mut has_text = false;
-        let mut cx = Context::from_waker(&slot.waker);
-        let polled = answer.poll_deltas(&mut cx, |delta, rated| {
-            has_text = true;
-            self.encoder.delta(*index, delta, rated, &mut self.buffer);
-        });
-        let Poll::Ready(result) = polled else {
-            return None;
-        };
-        slot.due.stay();
-        if has_text {
-            self.guard.text();
-        }
-        match result {
-            Ok(None) => {}
-            Ok(Some(end)) => self.end_answer(number, end),
-            Err(error) => {
-                let error = ApiError::from(error);
-                self.guard.fail(&error);
-                self.encoder.error(&error, &mut self.buffer);
-                self.slots.clear();
-                self.progress = Progress::Done;
-            }
-        }
-        Some(has_text)
-    }
-
-    fn end_answer(&mut self, slot: usize, end: AnswerEnd) {
-        let ended = self.slots.get_mut(slot);
-        let Some((index, answer)) = ended.and_then(|slot| slot.answer.take()) else {
-            return;
-        };
-        let ending = answer.end(|delta, rated| {
-            self.encoder.delta(index, delta, rated, &mut self.buffer);
-        });
-        let reason = finish_reason(&end, ending.has_calls, ending.has_open_call);
-        self.encoder
-            .finish(index, reason, &ending.rated, &mut self.buffer);
-        self.total.add(&end, ending.reasoning_tokens);
-        self.running -= 1;
-        self.take_next(slot);
-        if self.running == 0 {
-            self.guard.set_status(StatusCode::OK);
-            self.guard.add_usage(&self.total);
-            if let Some(explanation) = &self.explanation {
-                self.encoder.explanation(explanation, &mut self.buffer);
-            }
-            if self.has_usage_event {
-                self.encoder.usage(&self.total, &mut self.buffer);
-            }
-            self.encoder.done(&mut self.buffer);
-            self.progress = Progress::Done;
-        }
-    }
-}
-
-impl Body for EventBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = &mut *self;
-        this.task.register(cx.waker());
-        if this.progress == Progress::Opening {
-            this.open();
-        }
-        this.fill(cx);
-        next_frame(&mut this.buffer, this.progress == Progress::Done)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.progress == Progress::Done && self.buffer.is_empty()
+    fn has_ended(&self) -> bool {
+        self.progress == Progress::Done
     }
 }

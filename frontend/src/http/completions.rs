@@ -2,11 +2,12 @@
 
 use std::ops::ControlFlow;
 
+use bytes::BytesMut;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use genset_backend_common::{RequestContext, card::EndpointType};
 
 use super::apis::{Call, Reply, new_id};
-use super::body::EventBody;
+use super::body::ChoiceEvents;
 use super::replies::event_response;
 use super::whole::{self, Parse};
 use crate::answer::{Completed, TotalUsage};
@@ -68,7 +69,8 @@ async fn answer(
     if let Some(Streaming { has_usage }) = streaming {
         let encoder = ChunkEncoder::new(&head, has_usage);
         return Ok(Reply::Streamed(Box::new(move |guard| {
-            event_response(EventBody::new(encoder, answers, has_usage, guard))
+            let events = ChoiceEvents::new(encoder, answers, has_usage, guard);
+            event_response(events, BytesMut::new())
         })));
     }
     let explanation = answers.explanation().cloned();

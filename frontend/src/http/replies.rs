@@ -1,16 +1,20 @@
 //! Whole answers and event streams as HTTP responses.
 
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, header};
+use http_body::Frame;
 use serde_json::Value;
 
 use super::handlers::App;
-use super::held::held;
+use super::held::{held, holding};
 use super::metrics::IGNORED;
+use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::work::Owner;
 
@@ -22,11 +26,64 @@ pub(super) fn with_ignored(mut response: Response, ignored: Option<HeaderValue>)
     response
 }
 
-pub(super) fn event_response<B>(body: B) -> Response
-where
-    B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
-{
-    let mut response = Response::new(Body::new(body));
+/// Tokens that are ready together are sent together, up to about this many bytes: one write, and a bound on what a fast engine
+/// queues for a slow client.
+pub(super) const FRAME_BYTES: usize = 8 << 10;
+
+/// What writes the events of a stream, as tokens arrive. Dropping it cancels the answers that still run.
+pub(super) trait WriteEvents: Send + Unpin + 'static {
+    /// Writes what is ready, until nothing is ready or the frame has [`FRAME_BYTES`].
+    fn fill(&mut self, cx: &mut Context<'_>, frame: &mut BytesMut);
+
+    /// Whether all events are written.
+    fn has_ended(&self) -> bool;
+
+    /// Returns the share that holds the last events: their client may take them long after the stream is gone.
+    fn last_share(&mut self) -> Option<MemoryShare> {
+        None
+    }
+}
+
+/// The body of a streamed answer.
+struct EventBody<W> {
+    events: W,
+    frame: BytesMut,
+}
+
+impl<W: WriteEvents> http_body::Body for EventBody<W> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Self { events, frame } = &mut *self;
+        events.fill(cx, frame);
+        let has_ended = events.has_ended();
+        if frame.is_empty() {
+            return match has_ended {
+                true => Poll::Ready(None),
+                false => Poll::Pending,
+            };
+        }
+        let bytes = frame.split();
+        let share = if has_ended { events.last_share() } else { None };
+        let bytes = match share {
+            Some(share) => holding(bytes, share),
+            None => bytes.freeze(),
+        };
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.events.has_ended() && self.frame.is_empty()
+    }
+}
+
+/// The response that streams `events`, beginning with what is written in `frame`.
+pub(super) fn event_response(events: impl WriteEvents, frame: BytesMut) -> Response {
+    let mut response = Response::new(Body::new(EventBody { events, frame }));
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,

@@ -1,19 +1,13 @@
-//! The body of a single streamed answer, for any API's events. Chats and completions stream several answers side by side; see
-//! `body`.
+//! The events of a single streamed answer, for any API. Chats and completions stream several answers side by side; see `body`.
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::response::Response;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::StatusCode;
-use http_body::{Body, Frame};
 
-use super::body::{FRAME_BYTES, next_frame};
-use super::held::holding;
 use super::metrics::RequestGuard;
-use super::replies::event_response;
+use super::replies::{FRAME_BYTES, WriteEvents, event_response};
 use crate::answer::{Answer, AnswerEnd, Ending, TokenLogprobs};
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
@@ -49,20 +43,20 @@ pub(super) fn stream<E: AnswerEvents>(
 ) -> Response {
     let mut guard = guard;
     let kept = guard.memory().another();
-    let mut buffer = BytesMut::new();
-    events.start(&mut buffer);
-    event_response(AnswerBody {
+    let mut frame = BytesMut::new();
+    events.start(&mut frame);
+    let events = EventsOfOne {
         running: Some(Running { events, answer }),
         guard,
         kept,
         held,
-        buffer,
         has_sent_text: false,
-    })
+    };
+    event_response(events, frame)
 }
 
-/// The events of one answer, written as tokens arrive. Dropping it cancels the answer if it still runs.
-struct AnswerBody<E> {
+/// The events of one answer.
+struct EventsOfOne<E> {
     /// `None` once it has ended.
     running: Option<Running<E>>,
     guard: RequestGuard,
@@ -70,7 +64,6 @@ struct AnswerBody<E> {
     kept: MemoryShare,
     /// The memory of what its events contain besides the answer.
     held: Option<MemoryShare>,
-    buffer: BytesMut,
     has_sent_text: bool,
 }
 
@@ -79,17 +72,17 @@ struct Running<E> {
     answer: Answer,
 }
 
-impl<E: AnswerEvents> AnswerBody<E> {
-    /// Writes what is ready, until nothing is ready or the frame is full. The first text is sent at once.
-    fn fill(&mut self, cx: &mut Context<'_>) {
-        while self.buffer.len() < FRAME_BYTES {
+impl<E: AnswerEvents> WriteEvents for EventsOfOne<E> {
+    /// The first text is sent at once.
+    fn fill(&mut self, cx: &mut Context<'_>, frame: &mut BytesMut) {
+        while frame.len() < FRAME_BYTES {
             let Some(Running { events, answer }) = &mut self.running else {
                 return;
             };
             let mut has_text = false;
             let polled = answer.poll_deltas(cx, |delta, rated| {
                 has_text = true;
-                events.delta(delta, rated, &mut self.buffer);
+                events.delta(delta, rated, frame);
             });
             let Poll::Ready(result) = polled else {
                 return;
@@ -100,83 +93,66 @@ impl<E: AnswerEvents> AnswerBody<E> {
             if events.keeps_text()
                 && let Err(error) = answer.hold(answer.given_bytes(), &mut self.kept)
             {
-                self.fail(error);
+                self.fail(error, frame);
                 return;
             }
             match result {
                 Ok(None) => {}
-                Ok(Some(end)) => self.end(&end),
-                Err(error) => self.fail(error.into()),
+                Ok(Some(end)) => self.end(&end, frame),
+                Err(error) => self.fail(error.into(), frame),
             }
             // Hidden reasoning writes nothing: a body that returned there would never be woken.
-            if has_text
-                && !self.buffer.is_empty()
-                && !std::mem::replace(&mut self.has_sent_text, true)
-            {
+            if has_text && !frame.is_empty() && !std::mem::replace(&mut self.has_sent_text, true) {
                 return;
             }
         }
     }
 
-    fn end(&mut self, end: &AnswerEnd) {
-        let Some(Running { mut events, answer }) = self.running.take() else {
-            return;
-        };
-        let buffer = &mut self.buffer;
-        let ending = answer.end(|delta, rated| events.delta(delta, rated, buffer));
-        let total = ending.total_usage(end);
-        events.finish(end, ending, buffer);
-        self.guard.set_status(StatusCode::OK);
-        self.guard.add_usage(&total);
+    fn has_ended(&self) -> bool {
+        self.running.is_none()
     }
 
-    fn fail(&mut self, error: ApiError) {
-        self.guard.fail(&error);
-        if let Some(Running { events, .. }) = self.running.take() {
-            events.fail(error, &mut self.buffer);
-        }
-    }
-
-    /// Returns the last events. They own the memory share, because their client may take them long after this body is gone.
-    fn last_events(&mut self) -> Bytes {
+    fn last_share(&mut self) -> Option<MemoryShare> {
         let another = self.kept.another();
         let mut share = std::mem::replace(&mut self.kept, another);
         if let Some(held) = self.held.take() {
             share.absorb(held);
         }
-        holding(self.buffer.split(), share)
+        Some(share)
     }
 }
 
-impl<E: AnswerEvents> Body for AnswerBody<E> {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = &mut *self;
-        this.fill(cx);
-        if this.running.is_none() && !this.buffer.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(this.last_events()))));
-        }
-        next_frame(&mut this.buffer, this.running.is_none())
+impl<E: AnswerEvents> EventsOfOne<E> {
+    fn end(&mut self, end: &AnswerEnd, frame: &mut BytesMut) {
+        let Some(Running { mut events, answer }) = self.running.take() else {
+            return;
+        };
+        let ending = answer.end(|delta, rated| events.delta(delta, rated, frame));
+        let total = ending.total_usage(end);
+        events.finish(end, ending, frame);
+        self.guard.set_status(StatusCode::OK);
+        self.guard.add_usage(&total);
     }
 
-    fn is_end_stream(&self) -> bool {
-        self.running.is_none() && self.buffer.is_empty()
+    fn fail(&mut self, error: ApiError, frame: &mut BytesMut) {
+        self.guard.fail(&error);
+        if let Some(Running { events, .. }) = self.running.take() {
+            events.fail(error, frame);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
     use std::sync::Arc;
     use std::task::Waker;
 
+    use bytes::Bytes;
     use futures_util::stream::poll_fn;
     use genset_backend_common::output::TextChunk;
     use genset_backend_common::{EngineError, MetricsRegistry, Output, OutputStream};
+    use http_body::Body;
     use tokio::sync::mpsc;
 
     use super::*;

@@ -2,26 +2,22 @@
 //! body's model name, stream flag and affinity key are read; the answer is not read at all.
 
 use std::borrow::Cow;
-use std::convert::Infallible;
 use std::ops::ControlFlow;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 use futures_util::StreamExt;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Output, OutputStream, card::EndpointType,
 };
 use http::StatusCode;
-use http_body::{Body, Frame};
 use serde::Deserialize;
 
 use super::apis::{Call, Reply};
-use super::body::{FRAME_BYTES, next_frame};
 use super::metrics::RequestGuard;
-use super::replies::event_response;
+use super::replies::{FRAME_BYTES, WriteEvents, event_response};
 use crate::answer::Meter;
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -148,7 +144,7 @@ async fn answer(
     let mut outputs = model.engine.generate(request, ctx.child()).await?;
     if asked.is_stream {
         return Ok(Reply::Streamed(Box::new(move |guard| {
-            event_response(WholeBody::new(api, outputs, guard))
+            event_response(WholeEvents::new(api, outputs, guard), BytesMut::new())
         })));
     }
     let mut meter = Meter::new(Arc::clone(guard.account()));
@@ -194,31 +190,48 @@ fn several() -> ApiError {
     .into()
 }
 
-/// The events of an answer as its engine writes them. Dropping it cancels the answer if it still runs.
-struct WholeBody {
+/// The events of an answer as its engine writes them.
+struct WholeEvents {
     api: Api,
     /// `None` once it has ended.
     outputs: Option<OutputStream>,
     /// Declared before the guard, which logs what the meter has charged.
     meter: Meter,
     guard: RequestGuard,
-    buffer: BytesMut,
 }
 
-impl WholeBody {
+impl WholeEvents {
     fn new(api: Api, outputs: OutputStream, guard: RequestGuard) -> Self {
         Self {
             api,
             outputs: Some(outputs),
             meter: Meter::new(Arc::clone(guard.account())),
             guard,
-            buffer: BytesMut::new(),
         }
     }
 
-    /// Writes what is ready, until nothing is ready or the frame is full.
-    fn fill(&mut self, cx: &mut Context<'_>) {
-        while self.buffer.len() < FRAME_BYTES {
+    fn fail(&mut self, error: &ApiError, frame: &mut BytesMut) {
+        self.guard.fail(error);
+        self.outputs = None;
+        let json = error.to_json(self.api.param_name()).to_string();
+        put_event(json.as_bytes(), frame);
+    }
+}
+
+fn put_event(data: &[u8], frame: &mut BytesMut) {
+    frame.put_slice(b"data: ");
+    // In JSON a line break is whitespace, but in an event it ends the data.
+    let is_end = |byte: u8| matches!(byte, b'\n' | b'\r');
+    let in_a_line = data
+        .iter()
+        .map(|byte| if is_end(*byte) { b' ' } else { *byte });
+    frame.extend(in_a_line);
+    frame.put_slice(b"\n\n");
+}
+
+impl WriteEvents for WholeEvents {
+    fn fill(&mut self, cx: &mut Context<'_>, frame: &mut BytesMut) {
+        while frame.len() < FRAME_BYTES {
             let Some(outputs) = &mut self.outputs else {
                 return;
             };
@@ -229,56 +242,24 @@ impl WholeBody {
             match output {
                 Some(Ok(Output::Text(chunk))) => {
                     self.meter.note_further(chunk.token_count);
-                    self.event(chunk.text.as_bytes());
+                    put_event(chunk.text.as_bytes(), frame);
                     self.guard.text();
                 }
                 Some(Ok(Output::Finished(finished))) => {
                     spend(&self.guard, &mut self.meter, &finished.usage);
                     self.guard.set_status(StatusCode::OK);
-                    self.event(b"[DONE]");
+                    put_event(b"[DONE]", frame);
                     self.outputs = None;
                 }
                 Some(Ok(Output::Tokens(_) | Output::Embeddings(_) | Output::Scores(_))) | None => {
-                    self.fail(&no_object());
+                    self.fail(&no_object(), frame);
                 }
-                Some(Err(error)) => self.fail(&error.into()),
+                Some(Err(error)) => self.fail(&error.into(), frame),
             }
         }
     }
 
-    fn event(&mut self, data: &[u8]) {
-        self.buffer.put_slice(b"data: ");
-        // In JSON a line break is whitespace, but in an event it ends the data.
-        let is_end = |byte: u8| matches!(byte, b'\n' | b'\r');
-        let in_a_line = data
-            .iter()
-            .map(|byte| if is_end(*byte) { b' ' } else { *byte });
-        self.buffer.extend(in_a_line);
-        self.buffer.put_slice(b"\n\n");
-    }
-
-    fn fail(&mut self, error: &ApiError) {
-        self.guard.fail(error);
-        self.outputs = None;
-        let json = error.to_json(self.api.param_name()).to_string();
-        self.event(json.as_bytes());
-    }
-}
-
-impl Body for WholeBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = &mut *self;
-        this.fill(cx);
-        next_frame(&mut this.buffer, this.outputs.is_none())
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.outputs.is_none() && self.buffer.is_empty()
+    fn has_ended(&self) -> bool {
+        self.outputs.is_none()
     }
 }
