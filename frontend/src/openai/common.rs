@@ -282,7 +282,8 @@ pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
     }
 }
 
-fn at_most(name: &str, most: usize, got: usize, what: &str) -> Result<(), ApiError> {
+/// Refuses a field with more of something than the limit.
+pub(super) fn at_most(name: &str, most: usize, got: usize, what: &str) -> Result<(), ApiError> {
     if got <= most {
         return Ok(());
     }
@@ -324,14 +325,7 @@ fn read_stop(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Arc<[Strin
             return Err(fields.wrong_type("stop", "a string or a list of strings", &other));
         }
     };
-    if stops.len() > limits.max_stop_strings {
-        let problem = format!(
-            "at most {} stop strings, got {}",
-            limits.max_stop_strings,
-            stops.len()
-        );
-        return Err(ApiError::invalid("stop", problem));
-    }
+    at_most("stop", limits.max_stop_strings, stops.len(), "stop strings")?;
     if stops.iter().any(String::is_empty) {
         return Err(ApiError::invalid("stop", "a stop string must not be empty"));
     }

@@ -1,5 +1,6 @@
 //! Prompts and inputs: texts, lists of token ids, or lists of either, parsed without an intermediate JSON value.
 
+use super::common::at_most;
 use super::completions::Prompt;
 use super::fields::Fields;
 use crate::error::ApiError;
@@ -26,11 +27,7 @@ pub(super) fn read_prompts(
             "expected a string, a list of strings, a list of token ids or a list of such lists";
         return Err(ApiError::invalid(name, problem));
     }
-    let count = items(text).count();
-    if count > max {
-        let problem = format!("at most {max} {name}s, got {count}");
-        return Err(ApiError::invalid(name, problem));
-    }
+    at_most(name, max, items(text).count(), &format!("{name}s"))?;
     let prompts = items(text)
         .enumerate()
         .map(|(index, prompt)| read_prompt(&format!("{name}[{index}]"), prompt, meter));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::common::at_most;
 use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::{Meter, fields_of, is_list, is_null, is_object, items};
@@ -57,11 +58,7 @@ impl TextList {
             let problem = "expected a text or a list of at least one";
             return Err(ApiError::invalid(field, problem));
         }
-        let count = items(json).count();
-        if count > max {
-            let problem = format!("at most {max} {}, got {count}", plural(field));
-            return Err(ApiError::invalid(field, problem));
-        }
+        at_most(field, max, items(json).count(), plural(field))?;
         let texts = items(json)
             .enumerate()
             .map(|(index, item)| read_text(&format!("{field}[{index}]"), item, meter));

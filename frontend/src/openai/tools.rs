@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::common::ParamLimits;
+use super::common::{ParamLimits, at_most};
 use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::{Meter, is_object};
@@ -65,10 +65,7 @@ impl ToolOptions {
 
     pub(super) fn read(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Self, ApiError> {
         let tools = fields.list("tools")?.unwrap_or_default();
-        if tools.len() > limits.max_tools {
-            let problem = format!("at most {} tools, got {}", limits.max_tools, tools.len());
-            return Err(ApiError::invalid("tools", problem));
-        }
+        at_most("tools", limits.max_tools, tools.len(), "tools")?;
         for (index, tool) in tools.iter().enumerate() {
             check_tool(&format!("tools[{index}]"), tool)?;
         }
