@@ -72,7 +72,7 @@ impl MessagesRequest {
             let problem = "expected a list of strings, got a string";
             return Err(ApiError::invalid("stop_sequences", problem));
         }
-        if let Some(mut metadata) = fields.object("metadata", "metadata.")? {
+        if let Some(mut metadata) = fields.object("metadata")? {
             let user = metadata.string("user_id").ok().flatten();
             match user.filter(|_| limits.has_affinity) {
                 Some(user) => drop(chat.insert("user".into(), user.into())),

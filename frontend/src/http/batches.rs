@@ -55,7 +55,7 @@ impl BatchRequest {
         let metadata = fields.take("metadata")?;
         let metadata = metadata.map(|value| short_texts("metadata", &value).cloned());
         let metadata = metadata.transpose()?;
-        let output_seconds = match fields.object("output_expires_after", "output_expires_after.")? {
+        let output_seconds = match fields.object("output_expires_after")? {
             Some(mut expires) => {
                 if expires
                     .string("anchor")?

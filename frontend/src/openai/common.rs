@@ -151,12 +151,7 @@ impl CommonParams {
         params.stop.max_tokens = newer.or(older).or(default_max_tokens);
         params.read_extensions(fields, limits)?;
         for extension in ["genset", "nvext"] {
-            let prefix = if extension == "genset" {
-                "genset."
-            } else {
-                "nvext."
-            };
-            if let Some(mut inner) = fields.object(extension, prefix)? {
+            if let Some(mut inner) = fields.object(extension)? {
                 params.read_extensions(&mut inner, limits)?;
                 params.read_annotations(&mut inner, limits)?;
                 inner.finish(&[])?;
@@ -341,7 +336,7 @@ fn read_stop(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Arc<[Strin
 
 fn read_streaming(fields: &mut Fields<'_>) -> Result<Option<Streaming>, ApiError> {
     let is_stream = fields.bool("stream")?.unwrap_or(false);
-    let Some(mut options) = fields.object("stream_options", "stream_options.")? else {
+    let Some(mut options) = fields.object("stream_options")? else {
         return Ok(is_stream.then(Streaming::default));
     };
     if !is_stream {

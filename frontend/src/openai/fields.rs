@@ -28,7 +28,8 @@ const SHORT_BYTES: usize = 64;
 #[derive(Debug)]
 pub struct Fields<'a> {
     fields: Vec<(String, Field<'a>)>,
-    prefix: &'static str,
+    /// What stands before the fields' names in the client's request.
+    prefix: String,
     meter: Rc<Meter>,
     /// The hints of the whole request.
     hints: Rc<RefCell<Hints>>,
@@ -58,7 +59,7 @@ impl<'a> Fields<'a> {
     /// A 400 that says where the JSON is invalid, or what it is instead of an object.
     pub fn parse(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
         let body = body.into();
-        Ok(Self::of(body.fields()?, "", body.meter()))
+        Ok(Self::of(body.fields()?, body.meter()))
     }
 
     /// The fields of a chat, converted from another API's request.
@@ -66,26 +67,20 @@ impl<'a> Fields<'a> {
         let made = |(name, value)| (name, Field::Made(value));
         Self {
             fields: fields.into_iter().map(made).collect(),
-            prefix: "",
+            prefix: String::new(),
             meter: Rc::clone(meter),
             hints: Rc::default(),
         }
     }
 
-    fn of(fields: Vec<(String, &'a str)>, prefix: &'static str, meter: &Rc<Meter>) -> Self {
+    fn of(fields: Vec<(String, &'a str)>, meter: &Rc<Meter>) -> Self {
         let text = |(name, text)| (name, Field::Text(text));
         Self {
             fields: fields.into_iter().map(text).collect(),
-            prefix,
+            prefix: String::new(),
             meter: Rc::clone(meter),
             hints: Rc::default(),
         }
-    }
-
-    /// Marks these fields as a part of the request `whole`.
-    fn within(self, whole: &Self) -> Self {
-        let hints = Rc::clone(&whole.hints);
-        Self { hints, ..self }
     }
 
     /// The meter of what is made from the request.
@@ -106,24 +101,25 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes a field that must be an object; its own fields are read the same way. Error messages prepend `prefix` to their
-    /// names.
+    /// Takes a field that must be an object; its own fields are read the same way, as a part of the same request. Error messages
+    /// name them with their path.
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn object(&mut self, name: &str, prefix: &'static str) -> Result<Option<Self>, ApiError> {
-        match self.remove(name) {
-            None => Ok(None),
+    pub fn object(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
+        let inner = match self.remove(name) {
+            None => return Ok(None),
             Some(Field::Text(text)) if json::is_object(text) => {
-                let fields = json::fields_of(&self.full_name(name), text)?;
-                Ok(Some(Self::of(fields, prefix, &self.meter).within(self)))
+                Self::of(json::fields_of(&self.full_name(name), text)?, &self.meter)
             }
-            Some(Field::Made(Value::Object(fields))) => {
-                let made = Self::made(fields, &self.meter);
-                Ok(Some(Self { prefix, ..made }.within(self)))
-            }
-            Some(other) => Err(self.not_that(name, "an object", other)),
-        }
+            Some(Field::Made(Value::Object(fields))) => Self::made(fields, &self.meter),
+            Some(other) => return Err(self.not_that(name, "an object", other)),
+        };
+        Ok(Some(Self {
+            prefix: format!("{}.", self.full_name(name)),
+            hints: Rc::clone(&self.hints),
+            ..inner
+        }))
     }
 
     /// Copies a field's value and leaves the field unread.

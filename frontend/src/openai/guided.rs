@@ -21,7 +21,7 @@ pub struct GuidedOptions {
 impl GuidedOptions {
     /// Parses the `response_format` of a chat; `None` for plain text.
     pub(super) fn read_response_format(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
-        let Some(mut format) = fields.object("response_format", "response_format.")? else {
+        let Some(mut format) = fields.object("response_format")? else {
             return Ok(None);
         };
         let kind = format.string("type")?;
@@ -108,8 +108,7 @@ fn kind(decoding: &GuidedDecoding) -> GuidedKind {
 
 /// The schema in a `response_format`. Its name and description are for people.
 fn read_schema(format: &mut Fields<'_>) -> Result<Value, ApiError> {
-    let prefix = "response_format.json_schema.";
-    let inner = format.object("json_schema", prefix)?;
+    let inner = format.object("json_schema")?;
     let mut inner = inner.ok_or_else(|| {
         let problem = "expected an object with a name and a schema";
         ApiError::invalid("response_format.json_schema", problem)

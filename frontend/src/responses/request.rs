@@ -256,7 +256,7 @@ fn read_logprobs(
 
 /// Parses `text`: the answer's format.
 fn read_text(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let Some(mut text) = fields.object("text", "text.")? else {
+    let Some(mut text) = fields.object("text")? else {
         return Ok(());
     };
     text.hint("verbosity", &["medium"], "only \"medium\" is available")?;
@@ -291,7 +291,7 @@ fn read_text(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(
 
 /// Parses `reasoning`: the reasoning effort. There are no summaries; the reasoning itself is returned.
 fn read_reasoning(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let Some(mut reasoning) = fields.object("reasoning", "reasoning.")? else {
+    let Some(mut reasoning) = fields.object("reasoning")? else {
         return Ok(());
     };
     reasoning.hand_on("effort", chat, "reasoning_effort")?;
@@ -350,7 +350,7 @@ fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
 }
 
 fn read_stream_options(fields: &mut Fields<'_>, is_stream: bool) -> Result<(), ApiError> {
-    let Some(mut options) = fields.object("stream_options", "stream_options.")? else {
+    let Some(mut options) = fields.object("stream_options")? else {
         return Ok(());
     };
     if !is_stream {
