@@ -110,14 +110,10 @@ impl OpenBatch {
     ) -> io::Result<(Option<String>, Option<String>)> {
         let (output, errors) = (store.new_content()?, store.new_content()?);
         let mut writers = (BufWriter::new(&output), BufWriter::new(&errors));
-        let mut counts = Counts::default();
-        self.notes.each(|_, line| {
-            let is_answer = is_answer(line);
-            counts.add(is_answer);
-            match is_answer {
-                true => writeln!(writers.0, "{line}"),
-                false => writeln!(writers.1, "{line}"),
-            }
+        let mut counts = self.counts;
+        self.notes.each(|_, line| match is_answer(line) {
+            true => writeln!(writers.0, "{line}"),
+            false => writeln!(writers.1, "{line}"),
         })?;
         if is_expired {
             for index in 0..self.input.count() {
@@ -158,13 +154,7 @@ impl OpenBatch {
             Ok::<_, io::Error>(Some(id))
         };
         let kept = (keep(output, "output")?, keep(errors, "errors")?);
-        store.count(
-            &record.id,
-            Counts {
-                total: self.input.count(),
-                ..counts
-            },
-        );
+        store.count(&record.id, counts);
         Ok(kept)
     }
 }
