@@ -33,9 +33,7 @@ impl Pauses {
     pub fn new() -> Self {
         Self {
             attempts_left: Some(MAX_ATTEMPTS),
-            losses: 0,
-            next: FIRST,
-            stop: CancellationToken::new(),
+            ..Self::until(CancellationToken::new())
         }
     }
 
