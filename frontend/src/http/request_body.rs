@@ -113,21 +113,18 @@ pub(super) async fn read_body(
     }
     let deadline = Instant::now() + config.body_timeout;
     let mut pieces = Limited::new(body, config.max_body_bytes);
-    let mut read = Read {
-        whole: hint.exact().and_then(|size| usize::try_from(size).ok()),
-        pieces: Pieces::default(),
-        share,
-    };
+    let announced = hint.exact().and_then(|size| usize::try_from(size).ok());
+    let mut read = HeldBody::empty(share);
     let mut pace = Pace::new();
     let mut in_this_turn = 0;
     loop {
         let look = deadline.min(pace.next_look);
         match timeout_at(look, pieces.frame()).await {
-            Ok(None) => return Ok(read.finish()),
+            Ok(None) => return Ok(read),
             Ok(Some(Ok(frame))) => {
                 if let Ok(data) = frame.into_data() {
                     in_this_turn += data.len();
-                    read.add(data)?;
+                    read.add(data, announced)?;
                 }
                 if in_this_turn >= BYTES_A_TURN {
                     in_this_turn = 0;
@@ -189,43 +186,32 @@ impl Pieces {
     }
 }
 
-/// The part of a body that has arrived.
-struct Read {
-    /// Its announced length, if any.
-    whole: Option<usize>,
-    pieces: Pieces,
-    share: MemoryShare,
-}
-
-impl Read {
-    fn len(&self) -> usize {
-        self.pieces.len()
-    }
-
-    fn add(&mut self, data: Bytes) -> Result<(), ApiError> {
+/// A body that is arriving. Its length may be announced.
+impl HeldBody {
+    fn add(&mut self, data: Bytes, announced: Option<usize>) -> Result<(), ApiError> {
         if self.len() == 0 {
             self.share.grow(data.len())?;
             self.pieces.first = data;
             return Ok(());
         }
         let first = std::mem::take(&mut self.pieces.first);
-        self.put(&first)?;
-        self.put(&data)
+        self.put(&first, announced)?;
+        self.put(&data, announced)
     }
 
-    fn put(&mut self, data: &[u8]) -> Result<(), ApiError> {
+    fn put(&mut self, data: &[u8], announced: Option<usize>) -> Result<(), ApiError> {
         if self.pieces.last.len() >= PIECE_BYTES {
             let full = std::mem::take(&mut self.pieces.last);
             self.pieces.full.push(full);
         }
-        self.reserve(data.len())?;
+        self.reserve(data.len(), announced)?;
         self.pieces.last.extend_from_slice(data);
         Ok(())
     }
 
     /// Makes room for `more` bytes in the last piece. Reserves twice the needed room, but at most a full piece, and not beyond the
     /// announced length.
-    fn reserve(&mut self, more: usize) -> Result<(), ApiError> {
+    fn reserve(&mut self, more: usize, announced: Option<usize>) -> Result<(), ApiError> {
         let last = &mut self.pieces.last;
         let needed = last.len() + more;
         if needed <= last.capacity() {
@@ -235,18 +221,11 @@ impl Read {
         let came: usize = full.iter().map(Vec::len).sum();
         let room: usize = full.iter().map(Vec::capacity).sum();
         let ahead = (2 * needed).clamp(LEAST_ROOM_BYTES, PIECE_BYTES);
-        let to_come = self.whole.map_or(ahead, |whole| whole.saturating_sub(came));
+        let to_come = announced.map_or(ahead, |whole| whole.saturating_sub(came));
         let ahead = ahead.min(to_come).max(needed);
         self.share.resize(room + ahead)?;
         last.reserve_exact(ahead - last.len());
         Ok(())
-    }
-
-    fn finish(self) -> HeldBody {
-        HeldBody {
-            pieces: self.pieces,
-            share: self.share,
-        }
     }
 }
 
@@ -265,7 +244,7 @@ impl Pace {
     }
 
     /// Gives up a large body that brought too little since the last look, if others need its room.
-    fn look(&mut self, read: &Read) -> Result<(), ApiError> {
+    fn look(&mut self, read: &HeldBody) -> Result<(), ApiError> {
         let came = read.len() - self.seen_bytes;
         let is_slow = came < LEAST_BYTES && read.len() > SMALL_BODY_BYTES;
         if is_slow && read.share.budget().is_short() {
