@@ -3,9 +3,13 @@
 use std::fmt;
 
 use genset_backend_common::TokenId;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+
+/// The kinds of events about blocks.
+const STORED: &str = "BlockStored";
+const REMOVED: &str = "BlockRemoved";
 
 /// Events in order.
 #[derive(Debug, Deserialize)]
@@ -26,11 +30,24 @@ impl Batch {
 
 #[derive(Debug, PartialEq)]
 pub(super) enum Event {
-    Stored(Stored),
-    Removed(Removed),
+    /// Blocks became reusable.
+    Stored(Blocks),
+    /// Blocks are no longer reusable.
+    Removed(Blocks),
     Cleared,
     /// An event of another kind, with its name.
     Other(String),
+}
+
+impl Event {
+    fn of(kind: String, blocks: Blocks) -> Self {
+        match kind.as_str() {
+            STORED => Self::Stored(blocks),
+            REMOVED => Self::Removed(blocks),
+            "AllBlocksCleared" => Self::Cleared,
+            _ => Self::Other(kind),
+        }
+    }
 }
 
 /// A server's block hash: a signed or unsigned number, or a digest.
@@ -40,10 +57,13 @@ pub(super) enum ServerHash {
     Digest(Box<[u8]>),
 }
 
-/// Blocks became reusable. The fields are in the order of the array encoding.
+/// The blocks of an event, with the fields of all kinds of events.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct Stored {
+pub(super) struct Blocks {
+    /// The event's kind, in the map encoding.
+    #[serde(rename = "type")]
+    kind: String,
     pub(super) block_hashes: Vec<ServerHash>,
     pub(super) parent_block_hash: Option<ServerHash>,
     /// The tokens of all blocks, concatenated.
@@ -57,21 +77,9 @@ pub(super) struct Stored {
     pub(super) extra_keys: Option<Vec<Option<Vec<ExtraKey>>>>,
     pub(super) group_idx: Option<u32>,
     pub(super) kv_cache_spec_kind: Option<String>,
-    pub(super) kv_cache_spec_sliding_window: Option<u32>,
     pub(super) locality: Option<String>,
     /// The salt of every block. Only SGLang has it, in the map encoding.
-    #[serde(skip)]
     pub(super) cache_salt: Option<String>,
-}
-
-/// Blocks are no longer reusable.
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(super) struct Removed {
-    pub(super) block_hashes: Vec<ServerHash>,
-    pub(super) medium: Option<String>,
-    pub(super) group_idx: Option<u32>,
-    pub(super) locality: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Deserialize)]
@@ -81,57 +89,6 @@ pub(super) enum ExtraKey {
     Text(String),
     /// A part of an image, or something else.
     Other(IgnoredAny),
-}
-
-/// The fields of all event kinds, in the map encoding.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Fields {
-    #[serde(rename = "type")]
-    kind: String,
-    block_hashes: Vec<ServerHash>,
-    parent_block_hash: Option<ServerHash>,
-    token_ids: Vec<TokenId>,
-    block_size: u32,
-    lora_id: Option<i64>,
-    medium: Option<String>,
-    lora_name: Option<String>,
-    extra_keys: Option<Vec<Option<Vec<ExtraKey>>>>,
-    group_idx: Option<u32>,
-    kv_cache_spec_kind: Option<String>,
-    kv_cache_spec_sliding_window: Option<u32>,
-    locality: Option<String>,
-    cache_salt: Option<String>,
-}
-
-impl From<Fields> for Event {
-    fn from(fields: Fields) -> Self {
-        match fields.kind.as_str() {
-            "BlockStored" => Self::Stored(Stored {
-                block_hashes: fields.block_hashes,
-                parent_block_hash: fields.parent_block_hash,
-                token_ids: fields.token_ids,
-                block_size: fields.block_size,
-                lora_id: fields.lora_id,
-                medium: fields.medium,
-                lora_name: fields.lora_name,
-                extra_keys: fields.extra_keys,
-                group_idx: fields.group_idx,
-                kv_cache_spec_kind: fields.kv_cache_spec_kind,
-                kv_cache_spec_sliding_window: fields.kv_cache_spec_sliding_window,
-                locality: fields.locality,
-                cache_salt: fields.cache_salt,
-            }),
-            "BlockRemoved" => Self::Removed(Removed {
-                block_hashes: fields.block_hashes,
-                medium: fields.medium,
-                group_idx: fields.group_idx,
-                locality: fields.locality,
-            }),
-            "AllBlocksCleared" => Self::Cleared,
-            _ => Self::Other(fields.kind),
-        }
-    }
 }
 
 impl<'de> Deserialize<'de> for Event {
@@ -150,26 +107,45 @@ impl<'de> Visitor<'de> for EventVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Event, A::Error> {
-        Fields::deserialize(MapAccessDeserializer::new(map)).map(Event::from)
+        let mut blocks = Blocks::deserialize(MapAccessDeserializer::new(map))?;
+        let kind = std::mem::take(&mut blocks.kind);
+        Ok(Event::of(kind, blocks))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Event, A::Error> {
         let kind: String = seq
             .next_element()?
             .ok_or_else(|| A::Error::custom("an event without a name"))?;
-        let event = match kind.as_str() {
-            "BlockStored" => {
-                Event::Stored(Stored::deserialize(SeqAccessDeserializer::new(&mut seq))?)
-            }
-            "BlockRemoved" => {
-                Event::Removed(Removed::deserialize(SeqAccessDeserializer::new(&mut seq))?)
-            }
-            "AllBlocksCleared" => Event::Cleared,
-            _ => Event::Other(kind),
-        };
+        let mut blocks = Blocks::default();
+        if [STORED, REMOVED].contains(&kind.as_str()) {
+            blocks.block_hashes = next(&mut seq)?;
+        }
+        if kind == STORED {
+            blocks.parent_block_hash = next(&mut seq)?;
+            blocks.token_ids = next(&mut seq)?;
+            blocks.block_size = next(&mut seq)?;
+            blocks.lora_id = next(&mut seq)?;
+            blocks.medium = next(&mut seq)?;
+            blocks.lora_name = next(&mut seq)?;
+            blocks.extra_keys = next(&mut seq)?;
+            blocks.group_idx = next(&mut seq)?;
+            blocks.kv_cache_spec_kind = next(&mut seq)?;
+            // The length of a sliding window.
+            seq.next_element::<IgnoredAny>()?;
+            blocks.locality = next(&mut seq)?;
+        } else if kind == REMOVED {
+            blocks.medium = next(&mut seq)?;
+            blocks.group_idx = next(&mut seq)?;
+            blocks.locality = next(&mut seq)?;
+        }
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(event)
+        Ok(Event::of(kind, blocks))
     }
+}
+
+/// The next field of an array; later versions have more fields than older ones.
+fn next<'de, A: SeqAccess<'de>, T: Deserialize<'de> + Default>(seq: &mut A) -> Result<T, A::Error> {
+    Ok(seq.next_element()?.unwrap_or_default())
 }
 
 impl<'de> Deserialize<'de> for ServerHash {

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use genset_backend_common::kv::{BlockHash, KvEventData, hash_block, salt_root};
 
-use super::batch::{Event, ExtraKey, Removed, ServerHash, Stored};
+use super::batch::{Blocks, Event, ExtraKey, ServerHash};
 use crate::dialect::Dialect;
 
 /// The medium of blocks in the engine's own memory, even if that is not a GPU.
@@ -88,7 +88,7 @@ impl Translator {
         }
     }
 
-    fn stored(&mut self, stored: &Stored) -> Result<Vec<KvEventData>, &'static str> {
+    fn stored(&mut self, stored: &Blocks) -> Result<Vec<KvEventData>, &'static str> {
         let salt = self.check(stored)?;
         let mut parent = match &stored.parent_block_hash {
             None => None,
@@ -121,7 +121,7 @@ impl Translator {
     }
 
     /// Checks that the event's blocks can be hashed in our way. Returns the salt of the first block.
-    fn check<'e>(&self, stored: &'e Stored) -> Result<Option<&'e str>, &'static str> {
+    fn check<'e>(&self, stored: &'e Blocks) -> Result<Option<&'e str>, &'static str> {
         if is_elsewhere(stored.medium.as_deref(), stored.locality.as_deref()) {
             return Err("blocks that are not in the engine's own memory");
         }
@@ -179,7 +179,7 @@ impl Translator {
         Some(*holders == 1)
     }
 
-    fn removed(&mut self, removed: &Removed) -> Option<KvEventData> {
+    fn removed(&mut self, removed: &Blocks) -> Option<KvEventData> {
         if is_elsewhere(removed.medium.as_deref(), removed.locality.as_deref())
             || removed.group_idx.is_some_and(|group| group > 0)
         {
