@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::config::{LauncherConfig, split_address};
 use crate::controls::{LORA_UPDATES, variable};
-use crate::dialect::{Dialect, ExtraStyle, Flag, Flags, LeaderFlag};
+use crate::dialect::{Dialect, ExtraStyle, Flag, Flags};
 use crate::extra::{ExtraArgs, joined, spelled};
 use crate::ranks::{said, vllm_size};
 
@@ -253,40 +253,42 @@ fn flag(name: &str) -> String {
 
 fn settings(config: &LauncherConfig, dialect: Dialect) -> Result<Vec<Setting>, EngineError> {
     let flags = dialect.flags();
+    let nodes = &config.nodes;
     let text = |number: Option<u32>| number.map(|number| number.to_string());
-    let mut settings = vec![
-        Setting {
-            ours: "--context-length",
-            flag: Flag::Named(flags.context),
-            value: text(config.context_length_tokens),
-        },
-        Setting {
-            ours: "--tensor-parallel-size",
-            flag: flags.tensor_parallel,
-            value: text(config.tensor_parallel_size),
-        },
-        Setting {
-            ours: "--base-gpu-id",
-            flag: flags.base_gpu,
-            value: text(config.base_gpu_id),
-        },
-        Setting {
-            ours: "--num-nodes",
-            flag: flags.num_nodes,
-            value: text(config.nodes.num_nodes),
-        },
-        Setting {
-            ours: "--node-rank",
-            flag: flags.node_rank,
-            value: text(config.nodes.node_rank),
-        },
-        Setting {
-            ours: "--kv-cache-block-size",
-            flag: flags.kv_block_size,
-            value: text(config.kv_block_size.map(Into::into)),
-        },
+    let address = nodes.leader_addr.as_deref();
+    let parts = address.and_then(split_address);
+    let leader = match flags.leader_port {
+        Some(_) => parts.map(|(host, _)| host),
+        None => address,
+    };
+    let leader_port = flags.leader_port.map(|names| {
+        let port = parts.map(|(_, port)| port.to_string());
+        ("--leader-addr", Flag::Named(names), port)
+    });
+    let settings = [
+        (
+            "--context-length",
+            Flag::Named(flags.context),
+            text(config.context_length_tokens),
+        ),
+        (
+            "--tensor-parallel-size",
+            flags.tensor_parallel,
+            text(config.tensor_parallel_size),
+        ),
+        ("--base-gpu-id", flags.base_gpu, text(config.base_gpu_id)),
+        ("--num-nodes", flags.num_nodes, text(nodes.num_nodes)),
+        ("--node-rank", flags.node_rank, text(nodes.node_rank)),
+        (
+            "--kv-cache-block-size",
+            flags.kv_block_size,
+            text(config.kv_block_size.map(Into::into)),
+        ),
+        ("--leader-addr", flags.leader, leader.map(str::to_owned)),
     ];
-    settings.extend(leader(flags.leader, config.nodes.leader_addr.as_deref()));
+    let settings = settings.into_iter().chain(leader_port);
+    let settings = settings.map(|(ours, flag, value)| Setting { ours, flag, value });
+    let settings: Vec<Setting> = settings.collect();
     for setting in &settings {
         if let (Flag::Refused(instead), Some(_)) = (setting.flag, &setting.value) {
             let problem = format!("{} has no such setting: {instead}", dialect.kind().title());
@@ -314,27 +316,6 @@ fn visible_devices(config: &LauncherConfig) -> Result<Option<String>, EngineErro
     devices::from(first, count, seen.as_deref())
         .map(Some)
         .map_err(|problem| EngineError::invalid_argument("--base-gpu-id", problem))
-}
-
-fn leader(flag: LeaderFlag, address: Option<&str>) -> Vec<Setting> {
-    let setting = |flag, value| Setting {
-        ours: "--leader-addr",
-        flag,
-        value,
-    };
-    match flag {
-        LeaderFlag::Whole(names) => vec![setting(Flag::Named(names), address.map(str::to_owned))],
-        LeaderFlag::Parts(host, port) => {
-            let parts = address.and_then(split_address);
-            vec![
-                setting(Flag::Named(host), parts.map(|(host, _)| host.to_owned())),
-                setting(Flag::Named(port), parts.map(|(_, port)| port.to_string())),
-            ]
-        }
-        LeaderFlag::Refused(instead) => {
-            vec![setting(Flag::Refused(instead), address.map(str::to_owned))]
-        }
-    }
 }
 
 /// Refuses settings in the file that we set too, that would break our parsing, or that would have no effect.

@@ -28,17 +28,6 @@ pub(crate) enum Flag {
     Refused(&'static str),
 }
 
-/// How the leader's address is passed.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum LeaderFlag {
-    /// As `HOST:PORT` in one flag.
-    Whole(&'static [&'static str]),
-    /// As separate flags for host and port.
-    Parts(&'static [&'static str], &'static [&'static str]),
-    /// Not supported; this is the alternative.
-    Refused(&'static str),
-}
-
 /// How a program receives the key that requests must carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyPlace {
@@ -75,7 +64,9 @@ pub(crate) struct Flags {
     pub(crate) base_gpu: Flag,
     pub(crate) num_nodes: Flag,
     pub(crate) node_rank: Flag,
-    pub(crate) leader: LeaderFlag,
+    /// The leader's address: `HOST:PORT`, or the host alone if there is a flag for the port.
+    pub(crate) leader: Flag,
+    pub(crate) leader_port: Option<&'static [&'static str]>,
     pub(crate) kv_block_size: Flag,
     pub(crate) key: KeyPlace,
     /// The program's names of settings that we set ourselves, besides host, port and model.
@@ -107,7 +98,8 @@ const VLLM: Flags = Flags {
     base_gpu: Flag::VisibleDevices,
     num_nodes: Flag::Named(&["nnodes"]),
     node_rank: Flag::Named(&["node-rank"]),
-    leader: LeaderFlag::Parts(&["master-addr"], &["master-port"]),
+    leader: Flag::Named(&["master-addr"]),
+    leader_port: Some(&["master-port"]),
     kv_block_size: Flag::Named(&["block-size"]),
     key: KeyPlace::Variable("VLLM_API_KEY"),
     reserved: &["api-key"],
@@ -127,7 +119,8 @@ const SGLANG: Flags = Flags {
     base_gpu: Flag::Named(&["base-gpu-id"]),
     num_nodes: Flag::Named(&["nnodes"]),
     node_rank: Flag::Named(&["node-rank"]),
-    leader: LeaderFlag::Whole(&["dist-init-addr"]),
+    leader: Flag::Named(&["dist-init-addr"]),
+    leader_port: None,
     kv_block_size: Flag::Named(&["page-size"]),
     // No variable sets its key.
     key: KeyPlace::File("config"),
@@ -151,7 +144,8 @@ const TRTLLM: Flags = Flags {
     base_gpu: Flag::VisibleDevices,
     num_nodes: Flag::Refused(MPI_NODES),
     node_rank: Flag::Refused(MPI_NODES),
-    leader: LeaderFlag::Refused(MPI_NODES),
+    leader: Flag::Refused(MPI_NODES),
+    leader_port: None,
     kv_block_size: Flag::Refused(
         "set kv_cache_config: {tokens_per_block: N} in --extra-engine-args",
     ),
@@ -170,7 +164,8 @@ const LLAMA_SERVER: Flags = Flags {
     base_gpu: Flag::VisibleDevices,
     num_nodes: Flag::Refused(ONE_NODE),
     node_rank: Flag::Refused(ONE_NODE),
-    leader: LeaderFlag::Refused(ONE_NODE),
+    leader: Flag::Refused(ONE_NODE),
+    leader_port: None,
     kv_block_size: Flag::Refused("llama.cpp has no KV blocks"),
     key: KeyPlace::Variable("LLAMA_API_KEY"),
     reserved: &["api-key", "api-key-file"],
