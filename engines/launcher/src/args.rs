@@ -22,9 +22,8 @@ impl FromStr for MediaKinds {
             return Ok(Self::default());
         }
         let kinds = text.split(',').map(|name| {
-            let mut kinds = MediaKind::ALL.into_iter();
-            let known = kinds.find(|kind| kind.name() == name.trim());
-            known.ok_or_else(|| none_of(name, MediaKind::ALL.map(MediaKind::name)))
+            let kind = MediaKind::from_name(name.trim());
+            kind.ok_or_else(|| none_of(name, MediaKind::ALL.map(MediaKind::name)))
         });
         kinds.collect::<Result<_, _>>().map(Self)
     }

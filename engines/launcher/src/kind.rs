@@ -1,35 +1,21 @@
 //! [`ServerKind`]: the servers that can be launched.
 
-use std::fmt;
-
-/// A server of another project.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ServerKind {
-    /// vLLM, started by `vllm serve`.
-    Vllm,
-    /// SGLang, started by `python3 -m sglang.launch_server`.
-    Sglang,
-    /// TensorRT-LLM, started by `trtllm-serve`.
-    Trtllm,
-    /// llama.cpp, started by `llama-server`, or else by `python3 -m llama_cpp.server`.
-    LlamaCpp,
+genset_backend_common::named! {
+    /// A server of another project. Its name is the word for it on a command line.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum ServerKind {
+        /// vLLM, started by `vllm serve`.
+        Vllm = "vllm",
+        /// SGLang, started by `python3 -m sglang.launch_server`.
+        Sglang = "sglang",
+        /// TensorRT-LLM, started by `trtllm-serve`.
+        Trtllm = "trtllm",
+        /// llama.cpp, started by `llama-server`, or else by `python3 -m llama_cpp.server`.
+        LlamaCpp = "llamacpp",
+    }
 }
 
 impl ServerKind {
-    /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Vllm, Self::Sglang, Self::Trtllm, Self::LlamaCpp];
-
-    /// The name on a command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Vllm => "vllm",
-            Self::Sglang => "sglang",
-            Self::Trtllm => "trtllm",
-            Self::LlamaCpp => "llamacpp",
-        }
-    }
-
     /// The project's name for itself.
     #[must_use]
     pub const fn title(self) -> &'static str {
@@ -50,11 +36,5 @@ impl ServerKind {
             Self::Trtllm => "pip install tensorrt_llm --extra-index-url https://pypi.nvidia.com",
             Self::LlamaCpp => "pip install 'llama-cpp-python[server]'",
         }
-    }
-}
-
-impl fmt::Display for ServerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
