@@ -93,12 +93,8 @@ pub struct LauncherConfig {
     pub health_interval: Duration,
     /// How long health checks may fail before the server counts as hung.
     pub health_timeout: Duration,
-    /// How long the server may take to exit before it is killed.
-    pub exit_timeout: Duration,
     /// Whether and when a server that died is restarted; with `None`, never: the engine is dead then.
     pub restart: Option<RestartPolicy>,
-    /// The maximum number of the server's last lines in an error.
-    pub log_lines: usize,
     /// How much of its output is logged.
     pub log_limit: LogLimit,
 }
@@ -139,9 +135,7 @@ impl LauncherConfig {
             start_timeout: Duration::from_secs(1800),
             health_interval: Duration::from_secs(5),
             health_timeout: Duration::from_secs(60),
-            exit_timeout: Duration::from_secs(15),
             restart: None,
-            log_lines: 20,
             log_limit: LogLimit::default(),
         }
     }

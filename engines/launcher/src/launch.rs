@@ -26,6 +26,12 @@ use crate::ports::Ports;
 use crate::probe;
 use crate::server::Server;
 
+/// How long the server may take to exit before it is killed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The maximum number of the server's last lines in an error.
+const KEPT_LINES: usize = 20;
+
 /// Everything needed to start the server, any number of times.
 #[derive(Debug)]
 pub(crate) struct Launch {
@@ -49,7 +55,7 @@ pub(crate) fn terms(config: &LauncherConfig) -> Terms {
         name: format!("the {} server", config.kind.title()),
         stopped: ServerFailure::Stopped.to_error(config.kind.title(), &[]),
         start_timeout: config.start_timeout,
-        exit_timeout: config.exit_timeout,
+        exit_timeout: EXIT_TIMEOUT,
         restart: config.restart,
     }
 }
@@ -77,7 +83,7 @@ impl Launch {
         let kept = (settings, ports);
         let mut process = Process::spawn(command, Duration::ZERO, &leftovers, kept)?;
         let limits = LineLimits {
-            kept: self.config.log_lines,
+            kept: KEPT_LINES,
             keeps_stdout: true,
             log: self.config.log_limit,
         };
