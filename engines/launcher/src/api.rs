@@ -25,15 +25,13 @@ use text::{Flavor, Text};
 
 pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 pub(crate) use llama::{Llama, PAST_LIMIT as LLAMA_PAST_LIMIT};
-pub(crate) use wire::{error_of, token_logprob};
+pub(crate) use wire::{error_of, kept_blocks, token_logprob};
 pub(crate) use withheld::Withheld;
 
+use crate::apart::Leg;
 use crate::config::{LauncherConfig, ServerInput};
 use crate::dialect::Dialect;
 use crate::http::{Client, HttpError};
-
-/// Reaching this is a bug: an instance with such a role fails at its start.
-const NO_LEGS: &str = "this server does not know prefill and decode apart";
 
 /// A request as it is sent.
 #[derive(Debug)]
@@ -111,33 +109,25 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
     fn call(&self, request: &GenerateRequest, max_tokens: Option<u32>)
     -> Result<Call, EngineError>;
 
-    /// Builds the request for a prefill: one token, not streamed. The server keeps the KV blocks for another server to fetch.
+    /// Builds the HTTP request for a leg of the request. A prefill asks for one token, not streamed; the server keeps the KV
+    /// blocks for another server to fetch.
     ///
     /// # Errors
     /// As [`call`](Self::call); `Unsupported` if the API has no separate prefill.
-    fn prefill_call(&self, _request: &GenerateRequest) -> Result<Call, EngineError> {
-        Err(EngineError::unsupported("role", NO_LEGS))
-    }
-
-    /// Builds the request for a server that must fetch the KV blocks of its prompt with `params`.
-    ///
-    /// # Errors
-    /// As [`prefill_call`](Self::prefill_call).
-    fn decode_call(
+    fn leg_call(
         &self,
-        _request: &GenerateRequest,
-        _max_tokens: Option<u32>,
-        _params: &Value,
+        request: &GenerateRequest,
+        max_tokens: Option<u32>,
+        leg: &Leg,
     ) -> Result<Call, EngineError> {
-        Err(EngineError::unsupported("role", NO_LEGS))
-    }
-
-    /// The transfer parameters in the answer to a prefill; `None` if there are none.
-    ///
-    /// # Errors
-    /// `Disconnected` if the answer cannot be decoded.
-    fn kept_blocks(&self, _answer: &[u8]) -> Result<Option<Value>, EngineError> {
-        Ok(None)
+        match leg {
+            Leg::Whole => self.call(request, max_tokens),
+            // An instance with such a role fails at its start, so reaching this is a bug.
+            Leg::Prefill | Leg::Decode(_) => {
+                let problem = "this server does not know prefill and decode apart";
+                Err(EngineError::unsupported("role", problem))
+            }
+        }
     }
 
     /// The probe for a server that cannot carry the usual one.

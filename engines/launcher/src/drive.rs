@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::apart::{Apart, Leg};
-use crate::api::{Api, Call, End, Step, error_of, unreadable};
+use crate::api::{Api, Call, End, Step, error_of, kept_blocks, unreadable};
 use crate::cut::Cut;
 use crate::gate::Pass;
 use crate::http::{Answer, HttpError};
@@ -214,8 +214,7 @@ impl Drive {
         let finish = match (cut, step.end) {
             (Some(finish), _) => finish,
             (None, Some(End::Length)) if given == 1 => {
-                let params = self.api.kept_blocks(&body)?;
-                let params = params.ok_or_else(|| unreadable(NO_BLOCKS))?;
+                let params = kept_blocks(&body)?.ok_or_else(|| unreadable(NO_BLOCKS))?;
                 let held = self.apart.held(self.ctx.id(), &self.server, params);
                 Finish::length().with_transfer(held.map_err(unreadable)?)
             }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::adapters::{AtStart, Takes};
-use crate::apart::{Apart, Leg};
+use crate::apart::Apart;
 use crate::api::{self, Api, Facts};
 use crate::bounds::bounded;
 use crate::command::{Plan, asked_context};
@@ -387,11 +387,7 @@ impl LLMEngine for LauncherEngine {
         request.adapter = adapter.map(|adapter| adapter.model);
         let max_tokens = running.max_tokens(&request);
         let leg = running.apart.leg(&request, max_tokens)?;
-        let call = match &leg {
-            Leg::Whole => running.api.call(&request, max_tokens),
-            Leg::Prefill => running.api.prefill_call(&request),
-            Leg::Decode(fetch) => running.api.decode_call(&request, max_tokens, &fetch.params),
-        }?;
+        let call = running.api.leg_call(&request, max_tokens, &leg)?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(ctx.prompt_tokens());
         let drive = Drive {
             api: Arc::clone(&running.api),

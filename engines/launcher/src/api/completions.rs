@@ -17,11 +17,12 @@ use serde_json::{Map, Value, json};
 
 use super::chat::{self, chat_of, refuse_legs};
 use super::llama::refuse_min_tokens;
-use super::wire::{ChatLogprob, Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
+use super::wire::{ChatLogprob, Choice, Chunk, Logprobs, error_of, token_logprob};
 use super::{
     Api, Call, End, Facts, Reader, Step, biases, first_model, given, no_logprobs, sampling_fields,
     unreadable, with_media,
 };
+use crate::apart::Leg;
 use crate::exposition::samples;
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
@@ -32,7 +33,7 @@ const VLLM_MAX_LOGPROBS: u32 = 20;
 /// The prefix of a token's text that contains the token's id.
 const ID_PREFIX: &str = "token_id:";
 
-/// vLLM's field for the transfer parameters of its connectors, in requests and answers.
+/// vLLM's field for the transfer parameters of its connectors.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
 /// Why TensorRT-LLM cannot isolate requests by cache salt, and the alternative.
@@ -183,21 +184,6 @@ impl Completions {
         }
     }
 
-    fn to_call(
-        &self,
-        body: Map<String, Value>,
-        request: &GenerateRequest,
-    ) -> Result<Call, EngineError> {
-        let mut call = match chat_of(request) {
-            Some(chat) => chat::call(&body, chat)?,
-            None => Call::new("/v1/completions", &Value::Object(body)),
-        };
-        if let (Flavor::Vllm, Some(rank)) = (self.flavor, request.data_parallel_rank) {
-            call.headers.push((RANK_HEADER, rank.to_string()));
-        }
-        Ok(call)
-    }
-
     fn add_own(&self, body: &mut Map<String, Value>, request: &GenerateRequest) {
         match self.flavor {
             Flavor::Vllm => {
@@ -299,39 +285,46 @@ impl Api for Completions {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Call, EngineError> {
-        self.to_call(self.body(request, max_tokens)?, request)
+        self.leg_call(request, max_tokens, &Leg::Whole)
     }
 
-    fn prefill_call(&self, request: &GenerateRequest) -> Result<Call, EngineError> {
-        refuse_legs(request)?;
-        let mut body = self.body(request, Some(1))?;
-        // A streamed answer does not contain the transfer parameters.
-        body.insert("stream".into(), false.into());
-        body.remove("stream_options");
-        if let Some(min_tokens) = body.get_mut("min_tokens") {
-            // Must not exceed `max_tokens`.
-            *min_tokens = 1.into();
-        }
-        let kept = json!({"do_remote_decode": true, "do_remote_prefill": false});
-        body.insert(KV_TRANSFER_PARAMS.into(), kept);
-        self.to_call(body, request)
-    }
-
-    fn decode_call(
+    fn leg_call(
         &self,
         request: &GenerateRequest,
         max_tokens: Option<u32>,
-        params: &Value,
+        leg: &Leg,
     ) -> Result<Call, EngineError> {
-        refuse_legs(request)?;
-        let mut body = self.body(request, max_tokens)?;
-        body.insert(KV_TRANSFER_PARAMS.into(), params.clone());
-        self.to_call(body, request)
-    }
-
-    fn kept_blocks(&self, answer: &[u8]) -> Result<Option<Value>, EngineError> {
-        let prefilled: Prefilled = serde_json::from_slice(answer).map_err(unreadable)?;
-        Ok(prefilled.kv_transfer_params)
+        let body = match leg {
+            Leg::Whole => self.body(request, max_tokens)?,
+            Leg::Prefill => {
+                refuse_legs(request)?;
+                let mut body = self.body(request, Some(1))?;
+                // A streamed answer does not contain the transfer parameters.
+                body.insert("stream".into(), false.into());
+                body.remove("stream_options");
+                if let Some(min_tokens) = body.get_mut("min_tokens") {
+                    // Must not exceed `max_tokens`.
+                    *min_tokens = 1.into();
+                }
+                let kept = json!({"do_remote_decode": true, "do_remote_prefill": false});
+                body.insert(KV_TRANSFER_PARAMS.into(), kept);
+                body
+            }
+            Leg::Decode(fetch) => {
+                refuse_legs(request)?;
+                let mut body = self.body(request, max_tokens)?;
+                body.insert(KV_TRANSFER_PARAMS.into(), fetch.params.clone());
+                body
+            }
+        };
+        let mut call = match chat_of(request) {
+            Some(chat) => chat::call(&body, chat)?,
+            None => Call::new("/v1/completions", &Value::Object(body)),
+        };
+        if let (Flavor::Vllm, Some(rank)) = (self.flavor, request.data_parallel_rank) {
+            call.headers.push((RANK_HEADER, rank.to_string()));
+        }
+        Ok(call)
     }
 
     fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader> {

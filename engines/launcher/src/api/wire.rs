@@ -6,6 +6,8 @@ use genset_backend_common::{EngineError, ErrorKind, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::unreadable;
+
 /// llama-server's counts so far.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -25,13 +27,6 @@ pub(super) struct Chunk {
     /// llama-server's, in each event if requested.
     pub(super) timings: Timings,
     pub(super) error: Option<Value>,
-}
-
-/// The fields in the answer to a prefill besides its token.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Prefilled {
-    pub(super) kv_transfer_params: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -108,6 +103,19 @@ pub(super) struct Models {
 #[serde(default)]
 pub(super) struct Model {
     pub(super) max_model_len: Option<u32>,
+}
+
+/// The transfer parameters in vLLM's answer to a prefill; `None` if there are none.
+///
+/// # Errors
+/// `Disconnected` if the answer cannot be decoded.
+pub(crate) fn kept_blocks(answer: &[u8]) -> Result<Option<Value>, EngineError> {
+    #[derive(Deserialize)]
+    struct Prefilled {
+        kv_transfer_params: Option<Value>,
+    }
+    let prefilled: Prefilled = serde_json::from_slice(answer).map_err(unreadable)?;
+    Ok(prefilled.kv_transfer_params)
 }
 
 /// One position's log probabilities, with the candidates sorted and cut to the number requested.
