@@ -119,10 +119,7 @@ impl Plan {
         if let Some((key, extra)) = modules {
             return Err(extra.invalid(key, "--adapter says it too; keep one of them"));
         }
-        let is_said = |name: &str| {
-            let opposite = format!("no-{name}");
-            extra.is_some_and(|extra| extra.get(name).is_some() || extra.get(&opposite).is_some())
-        };
+        let is_said = |name: &str| extra.is_some_and(|extra| extra.says(name));
         if !is_on && !is_said("enable-lora") {
             self.args.push(flag("enable-lora"));
         }
@@ -350,11 +347,7 @@ fn refuse_conflicts(
 fn defaults(flags: &Flags, extra: Option<&ExtraArgs>) -> Vec<String> {
     let mut args = Vec::new();
     for (name, value) in flags.defaults {
-        let is_said = extra.is_some_and(|extra| {
-            let opposite = format!("no-{}", joined(name));
-            extra.get(name).is_some() || extra.get(&opposite).is_some()
-        });
-        if !is_said {
+        if extra.is_none_or(|extra| !extra.says(name)) {
             args.push(flag(name));
             args.extend(value.map(str::to_owned));
         }

@@ -88,6 +88,12 @@ impl ExtraArgs {
             .map(|(_, value)| value)
     }
 
+    /// Whether it has a setting or its opposite, `no-NAME`.
+    pub(crate) fn says(&self, name: &str) -> bool {
+        let opposite = format!("no-{}", joined(name));
+        self.get(name).is_some() || self.get(&opposite).is_some()
+    }
+
     pub(crate) fn invalid(&self, key: &str, problem: impl std::fmt::Display) -> EngineError {
         EngineError::invalid_argument(FLAG, format!("{}: {key}: {problem}", self.path.display()))
     }
