@@ -232,59 +232,38 @@ fn what_the_file_and_a_flag_both_say_is_named() {
     }
 }
 
+/// The key is ours to set. SGLang would take calls out of the text of chats with media. vLLM would answer only to that name.
+/// llama-server is asked for its load every second, so it would never be idle.
 #[test]
-fn the_key_is_ours_to_set() {
+fn what_no_file_may_say_is_refused_with_the_alternative() {
     let cases = [
-        (Dialect::Vllm, "api-key: x"),
-        (Dialect::Sglang, "api_key: x"),
-        (Dialect::Sglang, "config: x.yaml"),
-        (Dialect::LlamaServer, "api-key-file: x"),
-        (Dialect::LlamaCppPython, "api_key: x"),
+        (Dialect::Vllm, "api-key: x", "genset sets it"),
+        (Dialect::Sglang, "api_key: x", "genset sets it"),
+        (Dialect::Sglang, "config: x.yaml", "genset sets it"),
+        (Dialect::LlamaServer, "api-key-file: x", "genset sets it"),
+        (Dialect::LlamaCppPython, "api_key: x", "genset sets it"),
+        (Dialect::Sglang, "tool-call-parser: x", "--tool-parser"),
+        (Dialect::Sglang, "tool_call_parser: x", "--tool-parser"),
+        (Dialect::Vllm, "served_model_name: x", "--model-name"),
+        (Dialect::Sglang, "served_model_name: x", "--model-name"),
+        (
+            Dialect::LlamaServer,
+            "sleep-idle-seconds: 600",
+            "would never sleep",
+        ),
     ];
-    for (dialect, text) in cases {
+    for (dialect, text, instead) in cases {
         let error = Plan::new(&extra(dialect.kind(), text), dialect).unwrap_err();
-        assert!(error.message().contains("genset sets it"), "{error}");
-    }
-}
-
-/// With it SGLang would take calls out of the text of chats with media.
-#[test]
-fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
-    for key in ["tool-call-parser", "tool_call_parser"] {
-        let config = extra(ServerKind::Sglang, &format!("{key}: qwen25"));
-        let error = Plan::new(&config, Dialect::Sglang).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
-        for part in [key, "leave it out", "--tool-parser"] {
+        let (key, _) = text.split_once(':').unwrap();
+        for part in [key, "leave it out", instead] {
             assert!(error.message().contains(part), "{error}");
         }
     }
     // Requests tell vLLM to parse no calls, whatever it was started with.
     let vllm = extra(ServerKind::Vllm, "tool-call-parser: hermes");
     assert!(line(&vllm, Dialect::Vllm).contains("--tool-call-parser hermes"));
-}
-
-/// vLLM would answer only to that name.
-#[test]
-fn a_name_that_no_request_has_is_refused() {
-    for kind in [ServerKind::Vllm, ServerKind::Sglang] {
-        let config = extra(kind, r#"{"served_model_name": "x"}"#);
-        let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
-        for part in ["served_model_name", "leave it out", "--model-name"] {
-            assert!(error.message().contains(part), "{error}");
-        }
-    }
-}
-
-/// The server is asked for its load every second, so it would never be idle.
-#[test]
-fn a_sleep_that_would_never_come_is_refused() {
-    let config = extra(ServerKind::LlamaCpp, "sleep-idle-seconds: 600");
-    let error = Plan::new(&config, Dialect::LlamaServer).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    for part in ["sleep-idle-seconds", "would never sleep", "leave it out"] {
-        assert!(error.message().contains(part), "{error}");
-    }
 }
 
 #[test]
