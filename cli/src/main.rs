@@ -10,6 +10,7 @@ mod fleet;
 mod hub;
 mod input;
 mod node;
+mod openai;
 mod python;
 mod results;
 mod signals;

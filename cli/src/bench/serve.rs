@@ -2,7 +2,7 @@
 //!
 //! The loads and the figures are those of `genset simulate`, so that a simulated fleet and a measured one can be compared.
 
-pub(crate) mod client;
+mod client;
 mod drive;
 mod prompts;
 mod report;

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::SubjectArgs;
 use super::run::BoxFactory;
-use crate::bench::serve::client::Lines;
+use crate::openai::{Event, Lines, Usage, base_of, client};
 use crate::threads;
 use crate::urls::without_password;
 
@@ -30,9 +30,6 @@ const DEFAULT_CONTEXT: u32 = 2048;
 
 /// Checks that fill the context. They are skipped if a server does not report its context length.
 const FILLING: [&str; 2] = ["FN04", "FN05"];
-
-/// The time limit for connecting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The groups of checks that send requests.
 const GROUPS: [&str; 8] = ["ST", "FN", "US", "CN", "CC", "DT", "ER", "RD"];
@@ -80,8 +77,6 @@ pub(super) fn askable(only: &[String]) -> Result<Vec<String>, EngineError> {
 /// # Errors
 /// `InvalidArgument`: nothing answers, the model is not served, or lengths cannot be requested; says what to do.
 pub(super) fn factory(subject: &SubjectArgs, url: &str) -> Result<BoxFactory, EngineError> {
-    // An error means that a provider is already installed, which is fine.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let server = Arc::new(Server {
         base: base_of(url),
         key: subject.api_key.as_ref().map(|key| key.0.clone()),
@@ -93,28 +88,15 @@ pub(super) fn factory(subject: &SubjectArgs, url: &str) -> Result<BoxFactory, En
     Ok(Box::new(move |scenario| {
         let is_filled = FILLING.contains(&scenario.check);
         let untold = if is_filled { u32::MAX } else { DEFAULT_CONTEXT };
-        let known = Known {
+        let engine = UrlEngine {
+            server: Arc::clone(&server),
             model: model.clone(),
             context: context.unwrap_or(untold),
             max_num_seqs,
-        };
-        let engine = UrlEngine {
-            server: Arc::clone(&server),
-            known,
             http: EngineState::new(),
         };
         Subject::new(engine).checking_itself()
     }))
-}
-
-fn base_of(url: &str) -> String {
-    let base = match url.contains("://") {
-        true => url.to_owned(),
-        false => format!("http://{url}"),
-    };
-    base.trim_end_matches('/')
-        .trim_end_matches("/v1")
-        .to_owned()
 }
 
 /// A server's address, and how to send requests to it.
@@ -136,14 +118,8 @@ struct Model {
 }
 
 impl Server {
-    /// A client without a proxy, because the server is what is tested.
     fn client(&self) -> Result<reqwest::Client, EngineError> {
-        reqwest::Client::builder()
-            .user_agent(concat!("genset/", env!("CARGO_PKG_VERSION")))
-            .no_proxy()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .build()
-            .map_err(|error| self.failed(error))
+        client().build().map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: reqwest::Error) -> EngineError {
@@ -256,16 +232,11 @@ fn refusal(status: Option<StatusCode>, body: &Value) -> EngineError {
     EngineError::new(kind, message)
 }
 
-#[derive(Debug, Clone)]
-struct Known {
+struct UrlEngine {
+    server: Arc<Server>,
     model: String,
     context: u32,
     max_num_seqs: Option<u32>,
-}
-
-struct UrlEngine {
-    server: Arc<Server>,
-    known: Known,
     http: EngineState<reqwest::Client>,
 }
 
@@ -280,9 +251,9 @@ fn capabilities() -> Capabilities {
 #[async_trait]
 impl LLMEngine for UrlEngine {
     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let mut config = EngineConfig::new(&self.known.model, self.known.context)
-            .with_capabilities(capabilities());
-        config.max_num_seqs = self.known.max_num_seqs;
+        let mut config =
+            EngineConfig::new(&self.model, self.context).with_capabilities(capabilities());
+        config.max_num_seqs = self.max_num_seqs;
         let client = self.server.client();
         self.http.start(async { Ok((client?, config)) }).await
     }
@@ -307,7 +278,7 @@ impl LLMEngine for UrlEngine {
                 problem,
             ));
         }
-        let body = body_of(&request, &self.known.model);
+        let body = body_of(&request, &self.model);
         let server = Arc::clone(&self.server);
         Ok(output::stream(ctx, move |out| async move {
             let response = server.chat(&http, &body).await?;
@@ -349,39 +320,6 @@ fn body_of(request: &GenerateRequest, model: &str) -> Value {
     body
 }
 
-#[derive(Debug, Deserialize)]
-struct Event {
-    #[serde(default)]
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
-    error: Option<Value>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Choice {
-    delta: Option<Delta>,
-    finish_reason: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Delta {
-    content: Option<String>,
-    reasoning_content: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-struct Usage {
-    prompt_tokens: u32,
-    #[serde(default)]
-    completion_tokens: u32,
-    prompt_tokens_details: Option<PromptDetails>,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-struct PromptDetails {
-    cached_tokens: Option<u32>,
-}
-
 /// An answer as it arrives.
 struct Reading {
     response: Response,
@@ -389,7 +327,7 @@ struct Reading {
     usage: Option<Usage>,
     reason: Option<String>,
     /// The number of tokens reported so far.
-    told: u32,
+    told: u64,
 }
 
 impl Reading {
@@ -426,7 +364,7 @@ impl Reading {
             };
             self.lines
                 .push(&piece)
-                .map_err(|failure| EngineError::new(ErrorKind::Disconnected, failure.problem))?;
+                .map_err(|problem| EngineError::new(ErrorKind::Disconnected, problem))?;
         }
     }
 
@@ -436,12 +374,9 @@ impl Reading {
         }
         self.usage = event.usage.or(self.usage);
         let mut text = String::new();
-        for choice in event.choices {
-            self.reason = choice.finish_reason.or(self.reason.take());
-            let delta = choice
-                .delta
-                .map(|delta| [delta.reasoning_content, delta.content]);
-            text.extend(delta.into_iter().flatten().flatten());
+        for mut choice in event.choices {
+            self.reason = choice.finish_reason.take().or(self.reason.take());
+            text.extend(choice.texts());
         }
         if text.is_empty() {
             return Ok(());
@@ -451,7 +386,7 @@ impl Reading {
             .usage
             .map_or(1, |usage| usage.completion_tokens.saturating_sub(self.told));
         self.told = self.told.saturating_add(counted);
-        out.text(text, counted).await
+        out.text(text, tokens(counted)).await
     }
 
     /// The tokens not counted so far, and the finish.
@@ -466,7 +401,7 @@ impl Reading {
         };
         let rest = usage.completion_tokens.saturating_sub(self.told);
         if rest > 0 {
-            out.text("", rest).await?;
+            out.text("", tokens(rest)).await?;
         }
         let finish = match reason {
             "length" => Finish::length(),
@@ -476,13 +411,16 @@ impl Reading {
             },
             _ => Finish::stop(),
         };
-        let details = usage.prompt_tokens_details;
-        let finish = finish.with_prompt_tokens(usage.prompt_tokens);
-        Ok(match details.and_then(|details| details.cached_tokens) {
-            Some(cached) => finish.with_cached_tokens(cached),
+        let finish = finish.with_prompt_tokens(tokens(usage.prompt_tokens));
+        Ok(match usage.cached_tokens() {
+            Some(cached) => finish.with_cached_tokens(tokens(cached)),
             None => finish,
         })
     }
+}
+
+fn tokens(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -522,8 +460,6 @@ mod tests {
 
     #[test]
     fn a_server_has_the_seats_that_were_told() {
-        // An error means that a provider is already installed, which is fine.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server {
             base: "http://a:1".into(),
             key: None,
@@ -531,11 +467,9 @@ mod tests {
         };
         let engine = UrlEngine {
             server: Arc::new(server),
-            known: Known {
-                model: "m".into(),
-                context: 8,
-                max_num_seqs: Some(1),
-            },
+            model: "m".into(),
+            context: 8,
+            max_num_seqs: Some(1),
             http: EngineState::new(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().build();
@@ -553,12 +487,5 @@ mod tests {
         };
         let told = server.unusable(&"no").to_string();
         assert_eq!(told, "--url: http://host:8000: no");
-    }
-
-    #[test]
-    fn a_url_is_taken_with_and_without_its_version() {
-        for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "a:1/v1/"] {
-            assert_eq!(base_of(url), "http://a:1");
-        }
     }
 }

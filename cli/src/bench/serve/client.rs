@@ -12,19 +12,13 @@ use genset_backend_common::EngineError;
 use http_body::{Body, Frame, SizeHint};
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use reqwest::{RequestBuilder, Response};
-use serde::Deserialize;
 use tokio::time::Instant;
 
+use crate::openai::{Event, Lines, Usage, base_of, client};
 use crate::urls::without_password;
-
-/// The time limit for connecting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The number of bytes read from an error's body.
 const MAX_ERROR_BYTES: usize = 64 << 10;
-
-/// The longest line of a stream, in bytes.
-const MAX_LINE_BYTES: usize = 16 << 20;
 
 /// A client for one server. It keeps connections open and uses no proxy, because the server is what is measured.
 #[derive(Clone)]
@@ -38,15 +32,15 @@ pub(super) struct Client {
 
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(super) struct Failure {
     pub(super) kind: FailureKind,
     /// The message of the server or the connection.
-    pub(crate) problem: String,
+    pub(super) problem: String,
 }
 
 /// How a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum FailureKind {
+pub(super) enum FailureKind {
     /// The server answered with this HTTP status.
     Status(u16),
     /// There was no connection.
@@ -80,51 +74,6 @@ pub(super) struct Answer {
     pub(super) usage: Option<Usage>,
 }
 
-/// The server's token counts.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub(super) struct Usage {
-    pub(super) prompt_tokens: u64,
-    #[serde(default)]
-    pub(super) completion_tokens: u64,
-    #[serde(default)]
-    prompt_tokens_details: Option<PromptDetails>,
-}
-
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-struct PromptDetails {
-    #[serde(default)]
-    cached_tokens: Option<u64>,
-}
-
-impl Usage {
-    /// The number of prompt tokens that were in a prefix cache, if the server reports it.
-    pub(super) fn cached_tokens(&self) -> Option<u64> {
-        self.prompt_tokens_details?.cached_tokens
-    }
-}
-
-/// A stream event of chats and of completions.
-#[derive(Debug, Deserialize)]
-struct Event {
-    #[serde(default)]
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
-    error: Option<serde_json::Value>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Choice {
-    text: Option<String>,
-    delta: Option<Delta>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Delta {
-    content: Option<String>,
-    reasoning_content: Option<String>,
-    reasoning: Option<String>,
-}
-
 impl Client {
     /// # Errors
     /// `InvalidArgument` if this is not the URL of a server.
@@ -136,15 +85,7 @@ impl Client {
         let bad = |problem: String| EngineError::invalid_argument("URL", problem);
         // In text that is not a URL, a password cannot be told from the rest.
         let given = url.rsplit('@').next().unwrap_or_default();
-        let base = if url.contains("://") {
-            url.to_owned()
-        } else {
-            format!("http://{url}")
-        };
-        let base = base
-            .trim_end_matches('/')
-            .trim_end_matches("/v1")
-            .to_owned();
+        let base = base_of(url);
         let parsed = reqwest::Url::parse(&base)
             .map_err(|error| bad(format!("{given:?} is no URL: {error}")))?;
         if !matches!(parsed.scheme(), "http" | "https") {
@@ -152,12 +93,7 @@ impl Client {
                 "{given:?} is none of HTTP: give one such as http://127.0.0.1:8000"
             )));
         }
-        // An error means that a provider is already installed, which is fine.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let http = reqwest::Client::builder()
-            .user_agent(concat!("genset/", env!("CARGO_PKG_VERSION")))
-            .no_proxy()
-            .connect_timeout(CONNECT_TIMEOUT)
+        let http = client()
             .read_timeout(silence)
             .build()
             .map_err(|error| bad(format!("{given:?} cannot be asked: {}", causes(&error))))?;
@@ -196,10 +132,8 @@ impl Client {
     async fn whole(&self, request: RequestBuilder) -> Result<serde_json::Value, Failure> {
         let response = self.send(request).await?;
         let body = response.bytes().await.map_err(|error| broken(&error))?;
-        serde_json::from_slice(&body).map_err(|error| Failure {
-            kind: FailureKind::Broken,
-            problem: format!("an answer that is no JSON: {error}"),
-        })
+        serde_json::from_slice(&body)
+            .map_err(|error| broken_off(format!("an answer that is no JSON: {error}")))
     }
 
     /// Sends a request with `"stream": true` and reads its answer to the end.
@@ -250,7 +184,7 @@ async fn read_stream(mut response: Response, sent: Instant) -> Result<Answer, Fa
     let mut is_done = false;
     while let Some(piece) = response.chunk().await.map_err(|error| broken(&error))? {
         let now = Instant::now();
-        lines.push(&piece)?;
+        lines.push(&piece).map_err(broken_off)?;
         while let Some(data) = lines.next_data() {
             if data == b"[DONE]" {
                 is_done = true;
@@ -263,10 +197,7 @@ async fn read_stream(mut response: Response, sent: Instant) -> Result<Answer, Fa
     if is_done {
         Ok(answer)
     } else {
-        Err(Failure {
-            kind: FailureKind::Broken,
-            problem: "the stream ended without [DONE]".into(),
-        })
+        Err(broken_off("the stream ended without [DONE]".into()))
     }
 }
 
@@ -284,56 +215,12 @@ impl Answer {
         self.usage = read.usage.or(self.usage);
         let before = self.text.len();
         for choice in read.choices {
-            let delta = choice
-                .delta
-                .map(|it| [it.content, it.reasoning_content, it.reasoning]);
-            let texts = delta.into_iter().flatten().flatten().chain(choice.text);
-            self.text.extend(texts);
+            self.text.extend(choice.texts());
         }
         if self.text.len() > before {
             self.pieces.push(now);
         }
         Ok(())
-    }
-}
-
-/// The lines of a stream that arrives in arbitrary pieces.
-#[derive(Debug, Default)]
-pub(crate) struct Lines {
-    buffer: Vec<u8>,
-    /// The number of consumed bytes in the buffer.
-    used: usize,
-}
-
-impl Lines {
-    /// # Errors
-    /// `Broken` for an endless line.
-    pub(crate) fn push(&mut self, piece: &[u8]) -> Result<(), Failure> {
-        self.buffer.drain(..self.used);
-        self.used = 0;
-        if self.buffer.len() > MAX_LINE_BYTES {
-            return Err(Failure {
-                kind: FailureKind::Broken,
-                problem: format!("a line of the stream is longer than {MAX_LINE_BYTES} bytes"),
-            });
-        }
-        self.buffer.extend_from_slice(piece);
-        Ok(())
-    }
-
-    /// Returns the data of the next complete line that has data.
-    pub(crate) fn next_data(&mut self) -> Option<&[u8]> {
-        loop {
-            let rest = self.buffer.get(self.used..)?;
-            let length = rest.iter().position(|byte| *byte == b'\n')?;
-            let begin = self.used;
-            self.used += length + 1;
-            let is_data = rest.starts_with(b"data:");
-            if is_data {
-                let line = self.buffer.get(begin + b"data:".len()..begin + length)?;
-                return Some(line.trim_ascii());
-            }
-        }
     }
 }
 
@@ -372,6 +259,12 @@ fn broken(error: &reqwest::Error) -> Failure {
         },
         problem: causes(error),
     }
+}
+
+/// The failure of an answer that is not whole.
+fn broken_off(problem: String) -> Failure {
+    let kind = FailureKind::Broken;
+    Failure { kind, problem }
 }
 
 /// The causes of an error, or its own text if it has none.
@@ -428,30 +321,6 @@ mod tests {
             let error = client(url).err().unwrap().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
-    }
-
-    #[test]
-    fn lines_are_the_same_however_they_are_cut() {
-        let text = b": ping\r\ndata: {\"a\":1}\r\n\r\nevent: x\ndata:[DONE]\n\n";
-        for size in 1..text.len() {
-            let mut lines = Lines::default();
-            let mut found = Vec::new();
-            for piece in text.chunks(size) {
-                lines.push(piece).unwrap();
-                while let Some(data) = lines.next_data() {
-                    found.push(String::from_utf8(data.to_vec()).unwrap());
-                }
-            }
-            assert_eq!(found, ["{\"a\":1}", "[DONE]"], "pieces of {size}");
-        }
-    }
-
-    #[test]
-    fn a_line_without_end_is_refused() {
-        let mut lines = Lines::default();
-        let piece = vec![b'x'; 1 << 20];
-        let refused = (0..64).find(|_| lines.push(&piece).is_err());
-        assert_eq!(refused, Some(17));
     }
 
     #[test]
