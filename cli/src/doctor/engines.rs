@@ -6,63 +6,46 @@ use crate::engine::apart::Apart;
 
 const AREA: &str = "Engines";
 
-/// A server of another project: the word after `out=`, the commands that print its version (the first that is installed counts),
-/// and how to install it.
+/// A server of another project, or the Python package: the word after `out=`, how its version is found, and how to install it.
 struct Server {
     word: &'static str,
-    asked: &'static [&'static [&'static str]],
+    /// The program that prints its version, if that is not a Python package alone.
+    program: Option<&'static str>,
+    /// Python code that prints the version of the package. It reads the metadata, `m`: to import one of them takes half a minute.
+    code: &'static str,
     install: &'static str,
 }
 
-/// For Python packages the metadata is read: importing one of them takes half a minute.
 const SERVERS: [Server; 5] = [
     Server {
         word: "vllm",
-        asked: &[&[
-            "python3",
-            "-c",
-            "import importlib.metadata as m; print(m.version('vllm'))",
-        ]],
+        program: None,
+        code: "print(m.version('vllm'))",
         install: "pip install vllm",
     },
     Server {
         word: "sglang",
-        asked: &[&[
-            "python3",
-            "-c",
-            "import importlib.metadata as m; print(m.version('sglang'))",
-        ]],
+        program: None,
+        code: "print(m.version('sglang'))",
         install: "pip install 'sglang[all]'",
     },
     Server {
         word: "trtllm",
-        asked: &[&[
-            "python3",
-            "-c",
-            "import importlib.metadata as m; print(m.version('tensorrt_llm'))",
-        ]],
+        program: None,
+        code: "print(m.version('tensorrt_llm'))",
         install: "pip install tensorrt_llm",
     },
     Server {
         word: "llamacpp",
+        program: Some("llama-server"),
         // As in the launcher: these are the modules that it looks for.
-        asked: &[
-            &["llama-server", "--version"],
-            &[
-                "python3",
-                "-c",
-                "import importlib.metadata as m; v = m.version; v('uvicorn'), v('sse_starlette'); print('llama_cpp.server', v('llama_cpp_python'))",
-            ],
-        ],
+        code: "v = m.version; v('uvicorn'), v('sse_starlette'); print('llama_cpp.server', v('llama_cpp_python'))",
         install: "put llama-server of llama.cpp on the PATH, or pip install 'llama-cpp-python[server]'",
     },
     Server {
         word: "cmd:python3 ...",
-        asked: &[&[
-            "python3",
-            "-c",
-            "import importlib.metadata as m; print(m.version('genset'))",
-        ]],
+        program: None,
+        code: "print(m.version('genset'))",
         install: "pip install ./python (of this repository), for engines in Python",
     },
 ];
@@ -97,15 +80,15 @@ pub(super) async fn look() -> Vec<Finding> {
     findings
 }
 
-/// The output of the first installed command.
+/// What its program says of itself, or else its package.
 async fn version(server: &Server) -> Option<String> {
-    for words in server.asked {
-        let said = said(words[0], &words[1..]).await;
-        if said.is_some() {
-            return said;
-        }
+    if let Some(program) = server.program
+        && let Some(said) = said(program, &["--version"]).await
+    {
+        return Some(said);
     }
-    None
+    let code = format!("import importlib.metadata as m; {}", server.code);
+    said("python3", &["-c", &code]).await
 }
 
 /// An engine of Genset whose program is built separately.
