@@ -17,6 +17,7 @@ use std::time::Duration;
 use clap::builder::{NonEmptyStringValueParser, Resettable};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 use genset_backend_common::{EngineError, error::At};
 use genset_frontend::{FrontendConfig, ParserNames};
 use genset_runtime::layers::{self, LayerArgs, flag, matches_of, without_environment};
@@ -33,7 +34,6 @@ use crate::tune::TuneArgs;
 pub(crate) use self::http::HttpArgs;
 pub(crate) use engine::{EngineArgs, is_gguf, required_command, required_model, required_script};
 use engine::{check_candle_flags, check_engine, check_files, check_words, is_unread};
-use help::{CompletionsArgs, ManArgs};
 use network::network_flags;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 use words::{command_in, stand_in};
@@ -120,9 +120,15 @@ enum CliCommand {
         command: ConfigCommand,
     },
     /// Print a script that completes commands and flags in a shell
-    Completions(CompletionsArgs),
+    Completions {
+        /// The shell; its own manual says where the script belongs
+        shell: Shell,
+    },
     /// Write man pages
-    Man(ManArgs),
+    Man {
+        /// Folder to write the pages into
+        folder: PathBuf,
+    },
 }
 
 // What needs nothing of `genset run`. A doc comment would replace the description of the program.
@@ -298,10 +304,10 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         CliCommand::Tool(tool) => return Ok(Command::Tool(tool)),
-        CliCommand::Completions(args) => {
-            return Ok(Command::Print(help::completions(command(), &args)));
+        CliCommand::Completions { shell } => {
+            return Ok(Command::Print(help::completions(command(), shell)));
         }
-        CliCommand::Man(args) => return help::man(command(), &args).map(Command::Print),
+        CliCommand::Man { folder } => return help::man(command(), &folder).map(Command::Print),
         CliCommand::Config { command } => {
             let ConfigCommand::Check { file } = command;
             return check_file(&file).map(Command::Print);

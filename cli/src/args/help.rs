@@ -1,8 +1,7 @@
 //! The help of `genset run`, short unless the full help is requested; completions and man pages, generated from the same grammar.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use clap::Args;
 use clap_complete::Shell;
 use genset_backend_common::EngineError;
 
@@ -48,18 +47,6 @@ const USUAL: &[&str] = &[
     "wire-host",
 ];
 
-#[derive(Debug, Args)]
-pub(crate) struct CompletionsArgs {
-    /// The shell; its own manual says where the script belongs
-    shell: Shell,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ManArgs {
-    /// Folder to write the pages into
-    folder: PathBuf,
-}
-
 /// `run`, with rarely needed flags left to `--help-all`.
 pub(super) fn shortened(run: clap::Command) -> clap::Command {
     run.mut_args(|arg| {
@@ -69,9 +56,9 @@ pub(super) fn shortened(run: clap::Command) -> clap::Command {
 }
 
 /// The script that completes commands and flags.
-pub(super) fn completions(mut command: clap::Command, args: &CompletionsArgs) -> String {
+pub(super) fn completions(mut command: clap::Command, shell: Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut command, "genset", &mut script);
+    clap_complete::generate(shell, &mut command, "genset", &mut script);
     String::from_utf8_lossy(&script).into_owned()
 }
 
@@ -79,22 +66,18 @@ pub(super) fn completions(mut command: clap::Command, args: &CompletionsArgs) ->
 ///
 /// # Errors
 /// `InvalidArgument`, naming the folder, when it cannot be written to.
-pub(super) fn man(command: clap::Command, args: &ManArgs) -> Result<String, EngineError> {
+pub(super) fn man(command: clap::Command, folder: &Path) -> Result<String, EngineError> {
     let bad = |error: std::io::Error| {
-        let problem = format!("{}: {error}", args.folder.display());
+        let problem = format!("{}: {error}", folder.display());
         EngineError::invalid_argument("FOLDER", problem)
     };
-    std::fs::create_dir_all(&args.folder).map_err(bad)?;
-    clap_mangen::generate_to(command, &args.folder).map_err(bad)?;
-    Ok(format!("{}\n", shown(&args.folder)))
-}
-
-fn shown(folder: &Path) -> String {
-    format!(
-        "the pages are in {}; `man -l {}` shows the first",
+    std::fs::create_dir_all(folder).map_err(bad)?;
+    clap_mangen::generate_to(command, folder).map_err(bad)?;
+    Ok(format!(
+        "the pages are in {}; `man -l {}` shows the first\n",
         folder.display(),
         folder.join("genset.1").display()
-    )
+    ))
 }
 
 #[cfg(test)]

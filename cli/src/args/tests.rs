@@ -9,8 +9,8 @@ fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
         CliCommand::Run(args) => check(*args, &read.settings, HubModels::Leave),
         CliCommand::Tool(_)
         | CliCommand::Config { .. }
-        | CliCommand::Completions(_)
-        | CliCommand::Man(_) => panic!("the words say run"),
+        | CliCommand::Completions { .. }
+        | CliCommand::Man { .. } => panic!("the words say run"),
     }
 }
 
