@@ -177,8 +177,10 @@ impl EngineKind {
 
     /// The engine that a word names.
     fn named(word: &str) -> Option<Self> {
-        let word = meant(word);
-        Self::all().find(|kind| kind.name() == word)
+        match word {
+            "tensorrt-llm" => Some(Self::Server(ServerKind::Trtllm)),
+            _ => Self::all().find(|kind| kind.name() == word),
+        }
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -194,15 +196,6 @@ impl EngineKind {
             Self::Server(kind) => kind.name(),
         }
     }
-}
-
-/// Other words for engines, and the words used here.
-const OTHER_WORDS: &[(&str, &str)] = &[("tensorrt-llm", "trtllm")];
-
-/// The engine that a word means.
-fn meant(word: &str) -> &str {
-    let other = OTHER_WORDS.iter().find(|(other, _)| *other == word);
-    other.map_or(word, |(_, meant)| meant)
 }
 
 /// Replaces an engine whose program is missing by one that does the same; returns a remark for the user.
