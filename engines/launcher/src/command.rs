@@ -232,16 +232,9 @@ fn start_of(config: &LauncherConfig, dialect: Dialect) -> (PathBuf, Vec<String>)
         return (program.into(), rest.to_vec());
     }
     let words = dialect.flags().words.iter().map(|word| (*word).to_owned());
-    match (dialect.program(), dialect.module()) {
-        (Some(program), _) => (program.into(), words.collect()),
-        (None, module) => {
-            let run = ["-m", module.unwrap_or_default()].map(str::to_owned);
-            (
-                config.python.clone(),
-                run.into_iter().chain(words).collect(),
-            )
-        }
-    }
+    let program = dialect.program().map(PathBuf::from);
+    let program = program.unwrap_or_else(|| config.python.clone());
+    (program, words.collect())
 }
 
 fn flag(name: &str) -> String {

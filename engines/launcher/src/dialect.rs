@@ -112,7 +112,7 @@ const VLLM: Flags = Flags {
 };
 
 const SGLANG: Flags = Flags {
-    words: &[],
+    words: &["-m", "sglang.launch_server"],
     model: Some("model-path"),
     context: &["context-length"],
     tensor_parallel: Flag::Named(&["tp-size", "tensor-parallel-size", "tp"]),
@@ -176,6 +176,7 @@ const LLAMA_SERVER: Flags = Flags {
 };
 
 const LLAMA_CPP_PYTHON: Flags = Flags {
+    words: &["-m", "llama_cpp.server"],
     context: &["n_ctx"],
     // Otherwise a second request cuts the first one short.
     defaults: &[("interrupt_requests", Some("false"))],
@@ -216,22 +217,13 @@ impl Dialect {
         }
     }
 
-    /// The program's name, unless it is a Python module.
+    /// The program's name; `None` for a module that Python runs.
     pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Vllm => Some("vllm"),
             Self::Trtllm => Some("trtllm-serve"),
             Self::LlamaServer => Some("llama-server"),
             Self::Sglang | Self::LlamaCppPython => None,
-        }
-    }
-
-    /// The Python module to run, if it is one.
-    pub(crate) fn module(self) -> Option<&'static str> {
-        match self {
-            Self::Sglang => Some("sglang.launch_server"),
-            Self::LlamaCppPython => Some("llama_cpp.server"),
-            Self::Vllm | Self::Trtllm | Self::LlamaServer => None,
         }
     }
 
