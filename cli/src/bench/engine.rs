@@ -125,7 +125,7 @@ async fn measure_all(
     mut load: Load<'_>,
     config: &EngineConfig,
 ) -> Result<Measured, EngineError> {
-    let progress = Progress::of_rounds("measuring");
+    let mut progress = Progress::of_rounds("measuring");
     let repeats = u64::from(args.repeats);
     let rounds = repeats + 1;
     let mut decodes = vec![Vec::new(); args.sequences.len()];
@@ -151,7 +151,6 @@ async fn measure_all(
             cacheds.push(cached.as_secs_f64());
         }
     }
-    progress.finish();
     let decode = args.sequences.iter().zip(decodes).map(|(&sequences, all)| {
         let rates = all.iter().map(|one| one.rate.tokens_per_s).collect();
         let outside = all.iter().map(|one| one.outside_model).collect();
@@ -201,13 +200,8 @@ mod tests {
 
     use super::*;
 
-    /// Measures a small model once, with a prefill of this many tokens.
-    fn measure_tiny(prefill_tokens: u32) -> Result<Measured, EngineError> {
-        measure_tiny_with(prefill_tokens, false)
-    }
-
-    /// Like [`measure_tiny`], with the model as its own draft model if `drafts`.
-    fn measure_tiny_with(prefill_tokens: u32, drafts: bool) -> Result<Measured, EngineError> {
+    /// Measures a small model once, with a prefill of this many tokens, and as its own draft model if `drafts`.
+    fn measure_tiny(prefill_tokens: u32, drafts: bool) -> Result<Measured, EngineError> {
         let folder = tempfile::tempdir().unwrap();
         let model = folder.path().join("m");
         make_model(&model, SyntheticSize::Tiny, 1).unwrap();
@@ -241,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_model_is_measured() {
-        let measured = measure_tiny(32).unwrap();
+        let measured = measure_tiny(32, false).unwrap();
         assert_eq!(measured.decode.len(), 2);
         for one in &measured.decode {
             assert!(one.tokens_per_s > 0.0, "{measured:?}");
@@ -255,7 +249,7 @@ mod tests {
 
     #[test]
     fn accepted_guesses_are_shown() {
-        let measured = measure_tiny_with(32, true).unwrap();
+        let measured = measure_tiny(32, true).unwrap();
         for one in &measured.decode {
             // As its own draft model, it guesses every token.
             assert_eq!(one.accepted_drafts, Some(1.0), "{measured:?}");
@@ -266,7 +260,7 @@ mod tests {
 
     #[test]
     fn lengths_beyond_the_context_are_refused_by_the_engine() {
-        let error = measure_tiny(1_000_000).unwrap_err();
+        let error = measure_tiny(1_000_000, false).unwrap_err();
         assert!(error.to_string().contains("prompt"), "{error}");
     }
 }

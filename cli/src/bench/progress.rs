@@ -1,51 +1,39 @@
 //! The progress of a long command: a bar on a terminal, otherwise a line for every tenth.
 
-use std::sync::Mutex;
-
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::input::note;
 
-/// The progress of one command, on standard error.
+/// The progress of one command, on standard error. Dropping this removes the bar.
 pub(super) struct Progress {
     label: &'static str,
     bar: ProgressBar,
     /// The last tenth that was printed. A smaller value starts over.
-    told: Mutex<u64>,
+    told: u64,
 }
 
 impl Progress {
     pub(super) fn of_rounds(label: &'static str) -> Self {
-        let bar = ProgressBar::new(0);
+        let bar = ProgressBar::new(0).with_finish(ProgressFinish::AndClear);
         if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} {eta}") {
             bar.set_style(style);
         }
         bar.set_message(label);
-        Self {
-            label,
-            bar,
-            told: Mutex::new(0),
-        }
+        let told = 0;
+        Self { label, bar, told }
     }
 
     /// Sets the progress to `done` of `all`.
-    pub(super) fn set(&self, done: u64, all: u64) {
+    pub(super) fn set(&mut self, done: u64, all: u64) {
         if !self.bar.is_hidden() {
             self.bar.set_length(all);
             self.bar.set_position(done);
             return;
         }
         let tenths = (done.saturating_mul(10)).checked_div(all).unwrap_or(10);
-        let Ok(mut told) = self.told.lock() else {
-            return;
-        };
-        if tenths != *told {
+        if tenths != self.told {
             note(format_args!("{}: {tenths}0 %", self.label));
-            *told = tenths;
+            self.told = tenths;
         }
-    }
-
-    pub(super) fn finish(&self) {
-        self.bar.finish_and_clear();
     }
 }

@@ -137,8 +137,7 @@ async fn tell(driver: &Driver, plan: &Plan, label: Option<&'static str>) {
         return std::future::pending().await;
     };
     sleep(PROGRESS_AFTER).await;
-    let progress = Progress::of_rounds(label);
-    let _shown = Cleared(&progress);
+    let mut progress = Progress::of_rounds(label);
     loop {
         let done = driver.done();
         match (plan.duration, plan.requests) {
@@ -150,15 +149,6 @@ async fn tell(driver: &Driver, plan: &Plan, label: Option<&'static str>) {
             (None, None) => {}
         }
         sleep(PROGRESS_EVERY).await;
-    }
-}
-
-/// Removes the progress bar on drop.
-struct Cleared<'a>(&'a Progress);
-
-impl Drop for Cleared<'_> {
-    fn drop(&mut self) {
-        self.0.finish();
     }
 }
 
