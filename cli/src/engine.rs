@@ -50,11 +50,12 @@ pub(crate) fn build(
     kind: EngineKind,
     config: &RunConfig,
 ) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    let args = &config.engine_args;
     match kind {
         EngineKind::Candle => candle::build(config),
         EngineKind::EchoFull => echo_full(config),
         EngineKind::Scripted if config.worker.model_path.is_none() => {
-            let script = required_script(config.engine_args.script.as_deref())?;
+            let script = required_script(args.script.as_deref())?;
             let parts = scripted::Parts::of_text(script)?;
             Ok((Arc::new(parts.engine()), config.worker.worker_config(None)?))
         }
@@ -62,7 +63,22 @@ pub(crate) fn build(
         EngineKind::Cmd => in_a_process(config),
         EngineKind::Server(kind) => launcher::build(kind, config),
         EngineKind::Mocker => mocker::build(config),
-        EngineKind::EchoCore | EngineKind::Sample | EngineKind::Scripted => of_tokens(kind, config),
+        EngineKind::EchoCore => of_tokens(config, u32::MAX, |folder, context| {
+            let engine = EchoCore::from_args(&args.echo, vocab_size(folder)?, context);
+            Ok(Arc::new(engine.once()))
+        }),
+        EngineKind::Sample => of_tokens(config, CONTEXT_LENGTH, |folder, _| {
+            let args = SampleArgs {
+                vocab_size: vocab_size(folder)?,
+                token_delay_ms: args.token_delay_ms,
+            };
+            Ok(Arc::new(SampleEngine::from_args(&args)))
+        }),
+        EngineKind::Scripted => of_tokens(config, u32::MAX, |folder, context| {
+            let script = required_script(args.script.as_deref())?;
+            let parts = scripted::Parts::of_tokens(script, folder, context)?;
+            Ok(Arc::new(parts.engine()))
+        }),
     }
 }
 
@@ -75,10 +91,8 @@ fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), E
 fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let command = required_command(config.engine_args.engine_cmd.as_deref())?;
     let engine = supervised(subprocess(command)?, config);
-    let folder = match config.worker.model_path {
-        Some(_) => Some(model_folder(config)?),
-        None => None,
-    };
+    let path = config.worker.model_path.as_ref();
+    let folder = path.map(|_| model_folder(config)).transpose()?;
     Ok((Arc::new(engine), config.worker.worker_config(folder)?))
 }
 
@@ -102,42 +116,16 @@ pub(crate) fn subprocess(command: &str) -> Result<SubprocessConfig, EngineError>
     Ok(config)
 }
 
-/// An engine that takes a model's tokens.
+/// An engine that takes a model's tokens, made from the model's files and context length. It holds sequences of `holds` tokens.
 fn of_tokens(
-    kind: EngineKind,
     config: &RunConfig,
+    holds: u32,
+    make: impl FnOnce(&ModelFolder, u32) -> Result<Arc<dyn LLMEngine>, EngineError>,
 ) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let folder = model_folder(config)?;
     let context = context_length(&folder, config.worker.context_length)?;
-    let args = &config.engine_args;
-    let engine: Arc<dyn LLMEngine> = match kind {
-        EngineKind::Sample => Arc::new(SampleEngine::from_args(&SampleArgs {
-            vocab_size: vocab_size(&folder)?,
-            token_delay_ms: args.token_delay_ms,
-        })),
-        EngineKind::Scripted => {
-            let script = required_script(args.script.as_deref())?;
-            let parts = scripted::Parts::of_tokens(script, &folder, context)?;
-            Arc::new(parts.engine())
-        }
-        EngineKind::EchoCore
-        | EngineKind::Candle
-        | EngineKind::EchoFull
-        | EngineKind::Mocker
-        | EngineKind::Apart(_)
-        | EngineKind::Cmd
-        | EngineKind::Server(_) => {
-            let vocab_size = vocab_size(&folder)?;
-            Arc::new(EchoCore::from_args(&args.echo, vocab_size, context).once())
-        }
-    };
+    let engine = make(&folder, context)?;
     let mut worker = config.worker.worker_config(Some(folder))?;
-    // The sample engine has its own context length; the served one is the model's.
-    let holds = if kind == EngineKind::Sample {
-        CONTEXT_LENGTH
-    } else {
-        context
-    };
     worker
         .context_length_tokens
         .get_or_insert(context.min(holds));
@@ -147,12 +135,10 @@ fn of_tokens(
 /// The model on the command line or the built-in one, with the template on the command line.
 fn model_folder(config: &RunConfig) -> Result<ModelFolder, EngineError> {
     let mut folder = match &config.worker.model_path {
-        Some(path) => candle::files_of(path, None, config)?,
+        Some(path) => candle::files_of(path, config)?,
         None => tiny_chat()?,
     };
-    if let Some(path) = &config.engine_args.chat_template {
-        template::replace(&mut folder, path)?;
-    }
+    template::apply(&mut folder, config)?;
     Ok(folder)
 }
 
@@ -187,11 +173,19 @@ pub(crate) fn tiny_chat() -> Result<ModelFolder, EngineError> {
         .map_err(|error| EngineError::internal("the built-in model is broken").with_source(error))
 }
 
-/// Sets the parser for the built-in model's tool calls, if that model is served and no flag names another.
-pub(crate) fn declare_tool_parser(config: &RunConfig, worker: &mut WorkerConfig) {
+/// The worker for a model that is computed, and the model's context length. The built-in model's tool calls have their parser,
+/// unless a flag names another.
+fn worker_of(
+    mut folder: ModelFolder,
+    config: &RunConfig,
+) -> Result<(WorkerConfig, u32), EngineError> {
+    template::apply(&mut folder, config)?;
+    let context = context_length(&folder, config.worker.context_length)?;
+    let mut worker = config.worker.worker_config(Some(folder))?;
     if config.worker.model_path.is_none() {
         worker
             .tool_parser
             .get_or_insert_with(|| "hermes".to_owned());
     }
+    Ok((worker, context))
 }

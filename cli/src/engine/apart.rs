@@ -13,7 +13,7 @@ use genset_engine_launcher::ExtraArgs;
 use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
 
 use super::candle::{BuiltInFiles, files_of};
-use super::{context_length, declare_tool_parser, supervised, template, tiny_chat};
+use super::{supervised, tiny_chat, worker_of};
 use crate::args::RunConfig;
 
 /// An engine whose program is built separately.
@@ -141,24 +141,18 @@ pub(super) fn build(
         let process = SubprocessConfig::new(&program).with_args(args);
         Ok(supervised(process, config))
     };
-    let (mut folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
+    let (folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
         None => {
             let files = BuiltInFiles::unpack()?;
             let engine = process(files.weights())?;
             (tiny_chat()?, Arc::new(files.served_by(engine)))
         }
         Some(path) => {
-            let model_config = config.engine_args.model_config.as_deref();
-            let folder = files_of(path, model_config, config)?;
+            let folder = files_of(path, config)?;
             (folder, Arc::new(process(path.clone())?))
         }
     };
-    if let Some(path) = &config.engine_args.chat_template {
-        template::replace(&mut folder, path)?;
-    }
-    let context = context_length(&folder, config.worker.context_length)?;
-    let mut worker = config.worker.worker_config(Some(folder))?;
-    declare_tool_parser(config, &mut worker);
+    let (mut worker, context) = worker_of(folder, config)?;
     if apart == Apart::MistralRs {
         worker.context_length_tokens.get_or_insert(context);
     }

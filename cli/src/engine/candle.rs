@@ -18,7 +18,7 @@ use genset_process::{lock_folder, remove_left_folders};
 use genset_runtime::ModelFolder;
 use tempfile::TempDir;
 
-use super::{TINY_CHAT, context_length, declare_tool_parser, template};
+use super::{TINY_CHAT, worker_of};
 use crate::args::{EngineKind, RunConfig};
 
 /// The built-in model's weights: the smaller of the two files in the repository, which needs no conversion at the start.
@@ -35,25 +35,19 @@ const UNPACKED_PREFIX: &str = "genset-tiny-chat-";
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
 pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
-    let args = &config.engine_args;
     if let Some(path) = &config.worker.model_path
         && OpenEmbedder::is_at(path)
     {
         return embedder(path, config);
     }
-    let (mut folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
+    let (folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
         None => {
             let engine = BuiltInFiles::unpack()?.engine(&candle_args(config));
             (super::tiny_chat()?, Arc::new(engine))
         }
-        Some(path) => of_path(path, args.model_config.as_deref(), config)?,
+        Some(path) => of_path(path, config)?,
     };
-    if let Some(path) = &args.chat_template {
-        template::replace(&mut folder, path)?;
-    }
-    let context = context_length(&folder, config.worker.context_length)?;
-    let mut worker = config.worker.worker_config(Some(folder))?;
-    declare_tool_parser(config, &mut worker);
+    let (mut worker, context) = worker_of(folder, config)?;
     worker.context_length_tokens.get_or_insert(context);
     Ok((engine, worker))
 }
@@ -75,11 +69,11 @@ fn embedder(
 
 fn of_path(
     path: &Path,
-    model_config: Option<&Path>,
     config: &RunConfig,
 ) -> Result<(ModelFolder, Arc<dyn LLMEngine>), EngineError> {
     let args = candle_args(config);
-    let folder = files_of(path, model_config, config)?;
+    let folder = files_of(path, config)?;
+    let model_config = config.engine_args.model_config.as_ref();
     let engine = match model_config.filter(|_| !path.is_dir()) {
         Some(folder) => CandleEngine::from_args_with_config(&args, path, folder.to_owned()),
         None => CandleEngine::from_args(&args, path),
@@ -99,15 +93,12 @@ fn candle_args(config: &RunConfig) -> CandleArgs {
 ///
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
-pub(super) fn files_of(
-    path: &Path,
-    model_config: Option<&Path>,
-    config: &RunConfig,
-) -> Result<ModelFolder, EngineError> {
+pub(super) fn files_of(path: &Path, config: &RunConfig) -> Result<ModelFolder, EngineError> {
     if path.is_dir() {
         let folder = config.worker.model_folder()?;
         return folder.ok_or_else(|| EngineError::internal("the model's path is lost"));
     }
+    let model_config = config.engine_args.model_config.as_deref();
     let files = match model_config {
         // Other engines may support architectures that candle does not.
         None if !config.output.is(EngineKind::Candle) => gguf_files(path)?,

@@ -33,21 +33,14 @@ pub(super) fn build(
 
 /// The folder with the tokenizer, with which the server takes tokens: the model itself, or `--model-config` for a GGUF file.
 fn folder_of(model: &Path, config: &RunConfig) -> Result<Option<ModelFolder>, EngineError> {
-    let named = config.engine_args.model_config.as_deref();
-    let (path, flag) = match (is_gguf(model), named) {
-        (true, None) => return Ok(None),
-        (true, Some(named)) => (named, "--model-config"),
-        (false, None) => (model, "MODEL"),
-        (false, Some(_)) => {
-            let problem = "is for GGUF files; a model's folder has its own tokenizer";
-            return Err(EngineError::invalid_argument("--model-config", problem));
-        }
+    let (path, flag) = match config.engine_args.model_config.as_deref() {
+        Some(named) => (named, "--model-config"),
+        None if is_gguf(model) => return Ok(None),
+        None => (model, "MODEL"),
     };
     let mut folder =
         ModelFolder::load(path).map_err(|error| EngineError::invalid_argument(flag, error))?;
-    if let Some(template) = &config.engine_args.chat_template {
-        template::replace(&mut folder, template)?;
-    }
+    template::apply(&mut folder, config)?;
     Ok(Some(folder))
 }
 

@@ -8,17 +8,22 @@ use genset_backend_common::{EngineError, card::Artifact};
 use genset_frontend::text::ChatTemplate;
 use genset_runtime::ModelFolder;
 
+use crate::args::RunConfig;
+
 /// The file of a model folder that frontends prefer over the template in `tokenizer_config.json`.
 const FILE_NAME: &str = "chat_template.jinja";
 
 /// The largest template, in bytes; the longest templates of models are a tenth of it.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 
-/// Publishes the template at `path` with the model's files, in place of the model's own.
+/// Publishes the template of the flag, if it is given, with the model's files, in place of the model's own.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the file, if it cannot be read, is too large, or is not a template.
-pub(super) fn replace(folder: &mut ModelFolder, path: &Path) -> Result<(), EngineError> {
+pub(super) fn apply(folder: &mut ModelFolder, config: &RunConfig) -> Result<(), EngineError> {
+    let Some(path) = &config.engine_args.chat_template else {
+        return Ok(());
+    };
     let source = read(path).map_err(|problem| {
         let problem = format!("{}: {problem}", path.display());
         EngineError::invalid_argument("--chat-template", problem)
