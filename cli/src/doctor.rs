@@ -19,7 +19,7 @@ use crate::args::HttpArgs;
 use crate::input::print;
 use crate::threads;
 pub(crate) use finding::HELP;
-use finding::{Finding, Level, in_json, in_words};
+use finding::{Area, Level, count, in_json, in_words};
 
 /// The exit code when there is a problem.
 const PROBLEM: u8 = 1;
@@ -53,14 +53,12 @@ pub(crate) fn perform(args: &DoctorArgs) -> Result<u8, EngineError> {
         true => in_json(&findings),
         false => in_words(&findings),
     });
-    let has_problem = findings
-        .iter()
-        .any(|finding| finding.level == Level::Problem);
+    let has_problem = count(&findings, Level::Problem) > 0;
     Ok(if has_problem { PROBLEM } else { 0 })
 }
 
 /// Runs the checks concurrently, because they mostly wait; returns the findings in reading order.
-async fn look(args: &DoctorArgs) -> Vec<Finding> {
+async fn look(args: &DoctorArgs) -> [Area; 6] {
     let slow = async {
         tokio::join!(
             machine::look(),
@@ -70,8 +68,14 @@ async fn look(args: &DoctorArgs) -> Vec<Finding> {
         )
     };
     let (machine, engines, network, files) = slow.await;
-    let ports = ports::look(args);
-    [machine, limits::look(), ports, network, files, engines].concat()
+    [
+        ("Machine", machine),
+        ("Limits", limits::look()),
+        ("Ports", ports::look(args)),
+        ("Network", network),
+        ("Files", files),
+        ("Engines", engines),
+    ]
 }
 
 /// The output of a program on either stream; `None` if it is not installed, fails, or takes too long.

@@ -4,8 +4,6 @@ use super::finding::Finding;
 use super::said;
 use crate::engine::apart::Apart;
 
-const AREA: &str = "Engines";
-
 /// A server of another project, or the Python package: the word after `out=`, how its version is found, and how to install it.
 struct Server {
     word: &'static str,
@@ -55,7 +53,7 @@ const MAX_VERSION: usize = 80;
 
 pub(super) async fn look() -> Vec<Finding> {
     let built_in = "built in: candle, mocker, echo_core, echo_full, scripted, sample";
-    let mut findings = vec![Finding::ok(AREA, built_in)];
+    let mut findings = vec![Finding::ok(built_in)];
     findings.extend(Apart::ALL.map(apart));
     let versions = futures_util::future::join_all(SERVERS.iter().map(version)).await;
     findings.extend(SERVERS.iter().zip(versions).map(|(server, version)| {
@@ -68,13 +66,10 @@ pub(super) async fn look() -> Vec<Finding> {
                     .find(|line| line.contains("version"))
                     .or(text.lines().next());
                 let version: String = line.unwrap_or_default().chars().take(MAX_VERSION).collect();
-                Finding::ok(AREA, format!("out={word}: {version}"))
+                Finding::ok(format!("out={word}: {version}"))
             }
             // Not a problem: nothing else needs it.
-            None => Finding::ok(
-                AREA,
-                format!("out={word}: not installed ({})", server.install),
-            ),
+            None => Finding::ok(format!("out={word}: not installed ({})", server.install)),
         }
     }));
     findings
@@ -101,5 +96,5 @@ fn apart(engine: Apart) -> Finding {
             engine.build_line()
         ),
     };
-    Finding::ok(AREA, what)
+    Finding::ok(what)
 }

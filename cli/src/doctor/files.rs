@@ -14,8 +14,6 @@ use super::DoctorArgs;
 use super::finding::Finding;
 use crate::hub;
 
-const AREA: &str = "Files";
-
 /// The permissions of the group, and those of everybody else.
 const GROUP: u32 = 0o070;
 const WORLD: u32 = 0o007;
@@ -80,7 +78,6 @@ fn secret(flag: &str, content: Content, path: &Path) -> Finding {
     let shown = path.display();
     match fs::metadata(path).and_then(|about| fs::read(path).map(|bytes| (about, bytes))) {
         Err(error) => Finding::problem(
-            AREA,
             format!("{flag}: {shown}: {error}"),
             format!("make it, or name another with {flag}"),
         ),
@@ -91,15 +88,14 @@ fn secret(flag: &str, content: Content, path: &Path) -> Finding {
                     format!("put {what} there, or name another file with {flag}")
                 }
             };
-            Finding::problem(AREA, format!("{flag}: {shown} is empty"), mend)
+            Finding::problem(format!("{flag}: {shown} is empty"), mend)
         }
         Ok((about, _)) => match too_open(about.permissions().mode(), Owner::of(&about)) {
             Some(mend) => Finding::warning(
-                AREA,
                 format!("{flag}: others can read {shown}"),
                 mend.replace("FILE", &shown.to_string()),
             ),
-            None => Finding::ok(AREA, format!("{flag}: {shown}")),
+            None => Finding::ok(format!("{flag}: {shown}")),
         },
     }
 }
@@ -149,14 +145,14 @@ async fn server(args: &DoctorArgs) -> Option<Finding> {
         },
         Err(error) => {
             let mend = "name a file that this user can read";
-            return Some(Finding::problem(AREA, error.to_string(), mend));
+            return Some(Finding::problem(error.to_string(), mend));
         }
     };
     Some(
         match FrontendServer::bind(&Runtime::in_process(), config).await {
             Ok(server) => {
                 server.shutdown(Duration::ZERO).await;
-                Finding::ok(AREA, "the API keys and the certificate can be served with")
+                Finding::ok("the API keys and the certificate can be served with")
             }
             Err(error) => {
                 let mend = "genset key NAME makes lines for --api-keys; certificate and key must belong to each other";
@@ -166,7 +162,7 @@ async fn server(args: &DoctorArgs) -> Option<Finding> {
                     .split_whitespace()
                     .map(Into::into)
                     .collect();
-                Finding::problem(AREA, words.join(" "), mend)
+                Finding::problem(words.join(" "), mend)
             }
         },
     )
@@ -178,7 +174,7 @@ fn models() -> Finding {
     let (root, models) = match listed {
         Ok(listed) => listed,
         Err(error) => {
-            return Finding::warning(AREA, error.to_string(), "set HF_HOME to a folder of yours");
+            return Finding::warning(error.to_string(), "set HF_HOME to a folder of yours");
         }
     };
     let bytes = models.iter().map(|model| model.bytes).sum();
@@ -193,9 +189,8 @@ fn models() -> Finding {
         HumanBytes(bytes)
     );
     match &partial[..] {
-        [] => Finding::ok(AREA, what),
+        [] => Finding::ok(what),
         [first, ..] => Finding::warning(
-            AREA,
             format!("{what}; not whole: {}", partial.join(", ")),
             format!(
                 "genset pull {first}, with :QUANTIZATION, @REVISION or /FILE if it was written so; or genset rm {first}"

@@ -45,100 +45,91 @@ impl Level {
 /// One checked item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// Its heading.
-    pub(super) area: &'static str,
     pub(super) level: Level,
     pub(super) what: String,
     /// The command that fixes it, or what to do.
     pub(super) mend: Option<String>,
 }
 
+/// The findings about one area, under its heading.
+pub(super) type Area = (&'static str, Vec<Finding>);
+
 impl Finding {
-    pub(super) fn ok(area: &'static str, what: impl Into<String>) -> Self {
+    pub(super) fn ok(what: impl Into<String>) -> Self {
         Self {
-            area,
             level: Level::Ok,
             what: what.into(),
             mend: None,
         }
     }
 
-    pub(super) fn warning(
-        area: &'static str,
-        what: impl Into<String>,
-        mend: impl Into<String>,
-    ) -> Self {
+    pub(super) fn warning(what: impl Into<String>, mend: impl Into<String>) -> Self {
         Self {
             level: Level::Warning,
             mend: Some(mend.into()),
-            ..Self::ok(area, what)
+            ..Self::ok(what)
         }
     }
 
-    pub(super) fn problem(
-        area: &'static str,
-        what: impl Into<String>,
-        mend: impl Into<String>,
-    ) -> Self {
+    pub(super) fn problem(what: impl Into<String>, mend: impl Into<String>) -> Self {
         Self {
             level: Level::Problem,
             mend: Some(mend.into()),
-            ..Self::ok(area, what)
+            ..Self::ok(what)
         }
     }
 }
 
-pub(super) fn in_json(findings: &[Finding]) -> String {
-    let lines: Vec<Value> = { findings.iter() }
-        .map(|finding| {
+pub(super) fn in_json(areas: &[Area]) -> String {
+    let mut lines: Vec<Value> = Vec::new();
+    for (area, findings) in areas {
+        lines.extend(findings.iter().map(|finding| {
             json!({
-                "area": finding.area,
+                "area": area,
                 "level": finding.level.word(),
                 "what": finding.what,
                 "mend": finding.mend,
             })
-        })
-        .collect();
+        }));
+    }
     format!(
         "{:#}\n",
-        json!({"findings": lines, "warnings": count(findings, Level::Warning), "problems": count(findings, Level::Problem)})
+        json!({"findings": lines, "warnings": count(areas, Level::Warning), "problems": count(areas, Level::Problem)})
     )
 }
 
-pub(super) fn in_words(findings: &[Finding]) -> String {
-    text(findings, shows_colours(&std::io::stdout()))
+pub(super) fn in_words(areas: &[Area]) -> String {
+    text(areas, shows_colours(&std::io::stdout()))
 }
 
-fn text(findings: &[Finding], has_colours: bool) -> String {
+fn text(areas: &[Area], has_colours: bool) -> String {
     let mut text = String::new();
-    let mut area = "";
-    for finding in findings {
-        if finding.area != area {
-            area = finding.area;
-            let gap = if text.is_empty() { "" } else { "\n" };
-            push(&mut text, format_args!("{gap}{area}\n"));
+    for (area, findings) in areas.iter().filter(|(_, findings)| !findings.is_empty()) {
+        push(&mut text, format_args!("{area}\n"));
+        for finding in findings {
+            let word = format!("{:8}", finding.level.word());
+            let word = match has_colours {
+                true => format!("{}{word}\x1b[0m", finding.level.colour()),
+                false => word,
+            };
+            push(
+                &mut text,
+                format_args!("  {word} {}\n", escaped(&finding.what)),
+            );
+            if let Some(mend) = &finding.mend {
+                push(&mut text, format_args!("           -> {}\n", escaped(mend)));
+            }
         }
-        let word = format!("{:8}", finding.level.word());
-        let word = match has_colours {
-            true => format!("{}{word}\x1b[0m", finding.level.colour()),
-            false => word,
-        };
-        push(
-            &mut text,
-            format_args!("  {word} {}\n", escaped(&finding.what)),
-        );
-        if let Some(mend) = &finding.mend {
-            push(&mut text, format_args!("           -> {}\n", escaped(mend)));
-        }
+        text.push('\n');
     }
-    let counted = |level, one: &str| match count(findings, level) {
+    let counted = |level, one: &str| match count(areas, level) {
         1 => format!("1 {one}"),
         count => format!("{count} {one}s"),
     };
     push(
         &mut text,
         format_args!(
-            "\n{}, {}\n",
+            "{}, {}\n",
             counted(Level::Problem, "problem"),
             counted(Level::Warning, "warning")
         ),
@@ -146,11 +137,10 @@ fn text(findings: &[Finding], has_colours: bool) -> String {
     text
 }
 
-fn count(findings: &[Finding], level: Level) -> usize {
-    findings
-        .iter()
-        .filter(|finding| finding.level == level)
-        .count()
+/// The number of findings of this level.
+pub(super) fn count(areas: &[Area], level: Level) -> usize {
+    let findings = areas.iter().flat_map(|(_, findings)| findings);
+    findings.filter(|finding| finding.level == level).count()
 }
 
 fn push(text: &mut String, more: std::fmt::Arguments<'_>) {
@@ -164,11 +154,12 @@ mod tests {
 
     #[test]
     fn each_line_says_how_it_is_and_what_mends_it() {
-        let findings = [
-            Finding::ok("Machine", "2 cores"),
-            Finding::warning("Machine", "little memory", "close something"),
-            Finding::problem("Ports", "8080 is taken", "--http-port 9000"),
+        let machine = [
+            Finding::ok("2 cores"),
+            Finding::warning("little memory", "close something"),
         ];
+        let port = Finding::problem("8080 is taken", "--http-port 9000");
+        let findings = [("Machine", machine.into()), ("Ports", vec![port])];
         let expected = "\
 Machine
   ok       2 cores

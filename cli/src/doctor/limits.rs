@@ -7,8 +7,6 @@ use rustix::process::{Resource, getrlimit};
 
 use super::finding::Finding;
 
-const AREA: &str = "Limits";
-
 /// The number of files that a server has open in addition to its connections.
 const SPARE_FILES: u64 = 256;
 
@@ -30,10 +28,9 @@ fn files() -> Finding {
     let wanted =
         u64::try_from(FrontendConfig::default().max_connections).unwrap_or(u64::MAX) + SPARE_FILES;
     match getrlimit(Resource::Nofile).maximum {
-        None => Finding::ok(AREA, "as many open files as a process wants"),
-        Some(files) if files >= wanted => Finding::ok(AREA, format!("{files} open files")),
+        None => Finding::ok("as many open files as a process wants"),
+        Some(files) if files >= wanted => Finding::ok(format!("{files} open files")),
         Some(files) => Finding::warning(
-            AREA,
             format!("{files} open files, and a server takes up to {wanted} for its connections"),
             format!(
                 "ulimit -Hn {wanted} (LimitNOFILE={wanted} in a unit), or --max-connections {}",
@@ -52,11 +49,10 @@ fn ports() -> Option<Finding> {
     let count = last.saturating_sub(first) + 1;
     Some(match count < FEW_PORTS {
         true => Finding::warning(
-            AREA,
             format!("{count} ports for outgoing connections"),
             "sudo sysctl -w net.ipv4.ip_local_port_range='15000 60999'",
         ),
-        false => Finding::ok(AREA, format!("{count} ports for outgoing connections")),
+        false => Finding::ok(format!("{count} ports for outgoing connections")),
     })
 }
 
@@ -68,7 +64,7 @@ fn queue() -> Option<Finding> {
         .ok()?;
     let what = format!("{length} connections may wait to be accepted");
     Some(match length < SHORT_QUEUE {
-        true => Finding::warning(AREA, what, "sudo sysctl -w net.core.somaxconn=4096"),
-        false => Finding::ok(AREA, what),
+        true => Finding::warning(what, "sudo sysctl -w net.core.somaxconn=4096"),
+        false => Finding::ok(what),
     })
 }

@@ -9,8 +9,6 @@ use indicatif::HumanBytes;
 use super::finding::Finding;
 use super::said;
 
-const AREA: &str = "Machine";
-
 /// Less free memory than this is too little even for small models, in bytes.
 const LITTLE_MEMORY: u64 = 2 << 30;
 
@@ -38,11 +36,10 @@ fn cores() -> Finding {
         .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let name = name.map_or(String::new(), |(_, name)| format!(", {name}"));
     match all > usable {
-        true => Finding::ok(
-            AREA,
-            format!("{usable} of {all} cores, as far as this process is let{name}"),
-        ),
-        false => Finding::ok(AREA, format!("{usable} cores{name}")),
+        true => Finding::ok(format!(
+            "{usable} of {all} cores, as far as this process is let{name}"
+        )),
+        false => Finding::ok(format!("{usable} cores{name}")),
     }
 }
 
@@ -67,14 +64,13 @@ fn instructions() -> Finding {
         .map(|(name, _)| *name)
         .collect();
     if missing.is_empty() {
-        return Finding::ok(AREA, format!("x86-64 with {}", found.join(", ")));
+        return Finding::ok(format!("x86-64 with {}", found.join(", ")));
     }
     let what = format!(
         "x86-64 without {}: out=candle computes several times slower",
         missing.join(", ")
     );
     Finding::warning(
-        AREA,
         what,
         "let the virtual machine have the host's processor, or send requests elsewhere with out=dyn",
     )
@@ -82,10 +78,7 @@ fn instructions() -> Finding {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn instructions() -> Finding {
-    Finding::ok(
-        AREA,
-        format!("processor of the kind {}", std::env::consts::ARCH),
-    )
+    Finding::ok(format!("processor of the kind {}", std::env::consts::ARCH))
 }
 
 fn memory() -> Finding {
@@ -97,7 +90,7 @@ fn memory() -> Finding {
         line.split_whitespace().next()?.parse().ok()
     };
     let (Some(all), Some(free)) = (kibibytes("MemTotal"), kibibytes("MemAvailable")) else {
-        return Finding::ok(AREA, "how much memory there is cannot be told here");
+        return Finding::ok("how much memory there is cannot be told here");
     };
     let (all, free) = (all << 10, free << 10);
     let limit = fs::read_to_string("/sys/fs/cgroup/memory.max")
@@ -114,11 +107,10 @@ fn memory() -> Finding {
     );
     match free.min(limit.unwrap_or(free)) < LITTLE_MEMORY {
         true => Finding::warning(
-            AREA,
             what,
             "end other programs, raise the group's limit, or take a smaller quantization such as ORG/NAME:Q4_K_M",
         ),
-        false => Finding::ok(AREA, what),
+        false => Finding::ok(what),
     }
 }
 
@@ -127,11 +119,10 @@ fn huge_pages() -> Option<Finding> {
     let setting = fs::read_to_string(path).ok()?;
     Some(match setting.contains("[never]") {
         true => Finding::warning(
-            AREA,
             "huge pages are off: weights are read somewhat slower",
             format!("echo madvise | sudo tee {path}"),
         ),
-        false => Finding::ok(AREA, "huge pages where programs ask for them"),
+        false => Finding::ok("huge pages where programs ask for them"),
     })
 }
 
@@ -147,21 +138,19 @@ async fn gpus() -> Vec<Finding> {
     let Some(listed) = listed else {
         return vec![match has_device {
             true => Finding::problem(
-                AREA,
                 "there is an NVIDIA GPU, and nvidia-smi does not see it",
                 "install the driver of the running kernel, or start the container with --gpus all",
             ),
-            false => Finding::ok(AREA, "no NVIDIA GPU: out=candle computes on the processor"),
+            false => Finding::ok("no NVIDIA GPU: out=candle computes on the processor"),
         }];
     };
     let mut findings: Vec<Finding> = listed
         .lines()
-        .map(|line| Finding::ok(AREA, format!("GPU {}", line.trim())))
+        .map(|line| Finding::ok(format!("GPU {}", line.trim())))
         .collect();
     if !cfg!(feature = "cuda") {
         let what = "this build of genset has no CUDA: out=candle leaves the GPU alone; out=vllm and the other servers use it";
         findings.push(Finding::warning(
-            AREA,
             what,
             "cargo install --path cli --features cuda",
         ));
@@ -175,7 +164,6 @@ async fn clock() -> Finding {
         .map_or(0, |since| since.as_secs());
     if now < TOO_EARLY_S {
         return Finding::problem(
-            AREA,
             "the clock is years behind: certificates will seem not to be valid yet",
             "sudo timedatectl set-ntp true",
         );
@@ -187,15 +175,11 @@ async fn clock() -> Finding {
     .await
     .as_deref()
     {
-        Some("yes") => Finding::ok(AREA, "the clock is synchronized"),
+        Some("yes") => Finding::ok("the clock is synchronized"),
         Some("no") => Finding::warning(
-            AREA,
             "the clock is not synchronized",
             "sudo timedatectl set-ntp true",
         ),
-        Some(_) | None => Finding::ok(
-            AREA,
-            "the clock is plausible; who keeps it cannot be told here",
-        ),
+        Some(_) | None => Finding::ok("the clock is plausible; who keeps it cannot be told here"),
     }
 }

@@ -14,8 +14,6 @@ use tokio::time::{Instant, timeout};
 use super::finding::Finding;
 use crate::fleet;
 
-const AREA: &str = "Network";
-
 /// The time limit for a server's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -30,7 +28,7 @@ pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
         Ok(kinds) => kinds,
         Err(_) if args.discovery_backend == Some(DiscoveryBackend::Memory) => {
             let what = "discovery in one process alone, as --discovery-backend says";
-            return vec![Finding::ok(AREA, what)];
+            return vec![Finding::ok(what)];
         }
         Err(error) => return vec![unusable("how processes meet", &error, "")],
     };
@@ -94,14 +92,14 @@ async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding
     };
     let what = format!("{name} answers in {} ms; {served}", took.as_millis());
     let discovery = match took > SLOW {
-        true => Finding::warning(AREA, what, "run it nearer, or raise --peer-timeout"),
-        false => Finding::ok(AREA, what),
+        true => Finding::warning(what, "run it nearer, or raise --peer-timeout"),
+        false => Finding::ok(what),
     };
     [vec![discovery], workers].concat()
 }
 
 fn silent(name: &str, mend: &str) -> Finding {
-    Finding::problem(AREA, format!("{name} does not answer"), mend)
+    Finding::problem(format!("{name} does not answer"), mend)
 }
 
 /// Whether the workers of models answer the request that `genset top` sends.
@@ -111,7 +109,7 @@ async fn workers(runtime: &Runtime) -> Vec<Finding> {
     };
     if reasons.is_empty() {
         let what = format!("workers that answer: {count} of {count}");
-        return vec![Finding::ok(AREA, what)];
+        return vec![Finding::ok(what)];
     }
     let finding = |(reason, silent): (String, Vec<String>)| {
         let what = format!(
@@ -120,7 +118,7 @@ async fn workers(runtime: &Runtime) -> Vec<Finding> {
         );
         let mend = "a worker whose connection is refused has died, and is listed until its lease ends; for others give the flags or \
                     variables of the workers, as --wire-secret-file; `genset top --once` names those workers";
-        Finding::problem(AREA, what, mend)
+        Finding::problem(what, mend)
     };
     reasons.into_iter().map(finding).collect()
 }
@@ -131,7 +129,7 @@ fn unusable(name: &str, error: &EngineError, mend: &str) -> Finding {
         true => "mend the setting that the line names",
         false => mend,
     };
-    Finding::problem(AREA, format!("{name}: {error}"), mend)
+    Finding::problem(format!("{name}: {error}"), mend)
 }
 
 /// The served models, if anything is listed: otherwise nothing would ever change.
@@ -164,19 +162,12 @@ async fn nats(server: &str) -> Finding {
         Ok::<_, std::io::Error>(line)
     };
     match timeout(PATIENCE, greeted).await {
-        Ok(Ok(line)) if line.starts_with("INFO ") => Finding::ok(
-            AREA,
-            format!(
-                "NATS at {address} answers in {} ms",
-                began.elapsed().as_millis()
-            ),
-        ),
-        Ok(Ok(_)) => Finding::problem(
-            AREA,
-            format!("what listens at {address} is no NATS server"),
-            mend,
-        ),
-        Ok(Err(error)) => Finding::problem(AREA, format!("NATS at {address}: {error}"), mend),
-        Err(_) => Finding::problem(AREA, format!("NATS at {address} does not answer"), mend),
+        Ok(Ok(line)) if line.starts_with("INFO ") => Finding::ok(format!(
+            "NATS at {address} answers in {} ms",
+            began.elapsed().as_millis()
+        )),
+        Ok(Ok(_)) => Finding::problem(format!("what listens at {address} is no NATS server"), mend),
+        Ok(Err(error)) => Finding::problem(format!("NATS at {address}: {error}"), mend),
+        Err(_) => Finding::problem(format!("NATS at {address} does not answer"), mend),
     }
 }

@@ -7,8 +7,6 @@ use std::net::{SocketAddr, TcpListener};
 use super::DoctorArgs;
 use super::finding::Finding;
 
-const AREA: &str = "Ports";
-
 /// The state of a listening socket in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
 
@@ -35,7 +33,7 @@ pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
 
 fn port(address: SocketAddr, name: &str, flag: &str) -> Finding {
     let Err(error) = TcpListener::bind(address) else {
-        return Finding::ok(AREA, format!("{address} for {name} is free"));
+        return Finding::ok(format!("{address} for {name} is free"));
     };
     let other = format!(
         "choose another: {flag} {}",
@@ -46,21 +44,21 @@ fn port(address: SocketAddr, name: &str, flag: &str) -> Finding {
         return match owner(address.port()) {
             Some((pid, program)) if program == "genset" => {
                 let by = format!("another genset, process {pid}");
-                Finding::warning(AREA, taken(by), other)
+                Finding::warning(taken(by), other)
             }
             Some((pid, program)) => {
-                Finding::problem(AREA, taken(format!("{program}, process {pid}")), other)
+                Finding::problem(taken(format!("{program}, process {pid}")), other)
             }
-            None => Finding::problem(AREA, taken("a process of another user".into()), other),
+            None => Finding::problem(taken("a process of another user".into()), other),
         };
     }
     if error.kind() == ErrorKind::AddrNotAvailable {
         let mend = "give an address of this machine; 0.0.0.0 is all of them";
         let what = format!("{} is no address of this machine", address.ip());
-        return Finding::problem(AREA, what, mend);
+        return Finding::problem(what, mend);
     }
     let what = format!("{address} for {name} cannot be listened on: {error}");
-    Finding::problem(AREA, what, other)
+    Finding::problem(what, other)
 }
 
 /// The process that listens on a port, if this user may see it.
