@@ -368,12 +368,15 @@ async fn next(changes: &mut KvEventSubscription) -> KvEventData {
     timeout(LONG, changes.next()).await.unwrap().unwrap().data
 }
 
-/// Follows the only rank of a server.
-fn followed(source: Arc<KvSource>) -> (KvEventSubscription, Arc<Server>, TaskTracker) {
-    let publisher = KvEventPublisher::new();
+/// Follows a rank of a server.
+fn followed(
+    source: &Arc<KvSource>,
+    rank: u32,
+    publisher: KvEventPublisher,
+) -> (KvEventSubscription, Arc<Server>, TaskTracker) {
     let follower = KvFollower {
-        source,
-        rank: 0,
+        source: Arc::clone(source),
+        rank,
         clears: Clears::new(publisher.clone()),
         publisher,
         block_size: SIZE,
@@ -387,50 +390,51 @@ fn followed(source: Arc<KvSource>) -> (KvEventSubscription, Arc<Server>, TaskTra
     (changes, server, tasks)
 }
 
+/// Ends a server; returns once nobody follows it any more.
+async fn end(server: &Server, tasks: &TaskTracker) {
+    server.fail(EngineError::engine_shutdown("it is over"));
+    tasks.close();
+    timeout(LONG, tasks.wait()).await.unwrap();
+}
+
+fn vllm_source() -> Arc<KvSource> {
+    let source = KvSource::for_server(&config(None), Dialect::Vllm);
+    source.unwrap().unwrap()
+}
+
 #[tokio::test]
 async fn an_answer_that_comes_too_late_is_none_to_the_next_question() {
-    let source = KvSource::for_server(&config(None), Dialect::Vllm);
-    let source = source.unwrap().unwrap();
+    let source = vllm_source();
     let mut publisher = Publisher::bind(&source, 0).await;
-    let (_changes, server, _tasks) = followed(source);
+    let (_changes, server, tasks) = followed(&source, 0, KvEventPublisher::new());
     let mut askers = Vec::new();
     for _ in 0..2 {
         let asked = timeout(LONG, publisher.replay.recv()).await;
         askers.push(asked.unwrap().unwrap().into_vec()[0].clone());
     }
     assert_ne!(askers[0], askers[1]);
-    server.fail(EngineError::engine_shutdown("it is over"));
+    end(&server, &tasks).await;
 }
 
 #[tokio::test]
 async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache() {
-    let source = KvSource::for_server(&config(None), Dialect::Vllm)
-        .unwrap()
-        .unwrap();
+    let source = vllm_source();
     let mut publisher = Publisher::bind(&source, 0).await;
     assert!(source.is_bound(0) && !source.is_bound(1));
     let hashes = ours(None, &tokens(300, 96));
     publisher
         .publish(batch(&[stored(&[FIRST], None, &tokens(300, 32))]), true)
         .await;
-    let (mut changes, server, tasks) = followed(source);
+    let (mut changes, server, tasks) = followed(&source, 0, KvEventPublisher::new());
 
     // The batches from before the follower connected.
     timeout(LONG, publisher.answer()).await.unwrap();
     assert_eq!(next(&mut changes).await, stored_event(None, &hashes[..1]));
     // A lost batch is noticed when the next one arrives.
-    publisher
-        .publish(
-            batch(&[stored(&[SECOND], Some(FIRST), &tokens(332, 32))]),
-            true,
-        )
-        .await;
-    publisher
-        .publish(
-            batch(&[stored(&[THIRD], Some(SECOND), &tokens(364, 32))]),
-            false,
-        )
-        .await;
+    let second = batch(&[stored(&[SECOND], Some(FIRST), &tokens(332, 32))]);
+    publisher.publish(second, true).await;
+    let third = batch(&[stored(&[THIRD], Some(SECOND), &tokens(364, 32))]);
+    publisher.publish(third, false).await;
     timeout(LONG, publisher.answer()).await.unwrap();
     assert_eq!(
         next(&mut changes).await,
@@ -448,30 +452,20 @@ async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache
     timeout(LONG, publisher.answer()).await.unwrap();
     assert_eq!(next(&mut changes).await, removed);
 
-    server.fail(EngineError::engine_shutdown("it is over"));
-    tasks.close();
-    timeout(LONG, tasks.wait()).await.unwrap();
+    end(&server, &tasks).await;
     assert_eq!(next(&mut changes).await, KvEventData::Cleared);
 }
 
 #[tokio::test]
 async fn each_rank_is_followed_at_sockets_of_its_own() {
-    let source = KvSource::for_server(&config(None), Dialect::Vllm)
-        .unwrap()
-        .unwrap();
+    let source = vllm_source();
     // Named as vLLM does.
     let (events, replay) = (source.events(0), source.replay(0));
     assert!(events.ends_with("/inproc-events") && replay.ends_with("/inproc-replay"));
     assert_eq!(source.events(1), format!("{events}_dp1"));
     assert_eq!(source.replay(1), format!("{replay}_dp1"));
     let whole = KvEventPublisher::new();
-    let server = Arc::new(Server::new(
-        Dialect::Vllm,
-        1,
-        &ApiKey::random(),
-        TaskTracker::new(),
-    ));
-    let tasks = TaskTracker::new();
+    let mut followers = Vec::new();
     for rank in [0, 1] {
         let mut publisher = Publisher::bind(&source, rank).await;
         let prompt = tokens(300, 32 * (rank + 1));
@@ -479,23 +473,15 @@ async fn each_rank_is_followed_at_sockets_of_its_own() {
         let hashes = &hashes[..prompt.len() / 32];
         let batch = batch_of(rank, &[stored(hashes, None, &prompt)]);
         publisher.publish(batch, true).await;
-        let follower = KvFollower {
-            source: Arc::clone(&source),
-            rank,
-            publisher: whole.of_rank(rank),
-            clears: Clears::new(whole.clone()),
-            block_size: SIZE,
-            total_blocks: None,
-        };
-        let mut changes = follower.publisher.subscribe();
-        tasks.spawn(follower.run(Arc::clone(&server)));
+        let (mut changes, server, tasks) = followed(&source, rank, whole.of_rank(rank));
         timeout(LONG, publisher.answer()).await.unwrap();
         let expected = stored_event(None, &ours(None, &prompt));
         assert_eq!(next(&mut changes).await, expected);
+        followers.push((server, tasks));
     }
     assert_eq!(whole.subscribe().snapshot.blocks.len(), 2);
-    server.fail(EngineError::engine_shutdown("it is over"));
-    tasks.close();
-    timeout(LONG, tasks.wait()).await.unwrap();
+    for (server, tasks) in &followers {
+        end(server, tasks).await;
+    }
     assert!(whole.subscribe().snapshot.blocks.is_empty());
 }
