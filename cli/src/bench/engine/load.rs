@@ -28,13 +28,13 @@ pub(super) struct Rate {
     pub(super) at_once: bool,
 }
 
-/// The engine's counters so far.
-struct Counts {
-    step_s: f64,
-    forward_s: f64,
-    drafts: f64,
-    accepted_drafts: f64,
-}
+/// The engine's counters: seconds of steps, seconds in the model, draft tokens, and those that the model accepted.
+const COUNTERS: [&str; 4] = [
+    "genset_candle_step_seconds_sum ",
+    "genset_candle_forward_seconds_sum ",
+    "genset_candle_draft_tokens_total ",
+    "genset_candle_accepted_draft_tokens_total ",
+];
 
 /// An engine under load.
 pub(super) struct Load<'a> {
@@ -87,10 +87,8 @@ impl<'a> Load<'a> {
         );
         let all = all.await?;
         let after = self.counts();
-        let step_s = after.step_s - before.step_s;
-        let forward_s = after.forward_s - before.forward_s;
-        let drafts = after.drafts - before.drafts;
-        let accepted = after.accepted_drafts - before.accepted_drafts;
+        let [step_s, forward_s, drafts, accepted] =
+            std::array::from_fn(|counter| after[counter] - before[counter]);
         Ok(DecodeFigures {
             rate: together(&all),
             outside_model: ((step_s - forward_s) / step_s).clamp(0.0, 1.0),
@@ -155,19 +153,14 @@ impl<'a> Load<'a> {
             .collect()
     }
 
-    fn counts(&self) -> Counts {
+    /// The counters so far.
+    fn counts(&self) -> [f64; 4] {
         let text = self.metrics.encode();
-        let value = |name: &str| {
+        COUNTERS.map(|name| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|value| value.trim().parse().ok())
                 .unwrap_or(0.0)
-        };
-        Counts {
-            step_s: value("genset_candle_step_seconds_sum "),
-            forward_s: value("genset_candle_forward_seconds_sum "),
-            drafts: value("genset_candle_draft_tokens_total "),
-            accepted_drafts: value("genset_candle_accepted_draft_tokens_total "),
-        }
+        })
     }
 }
 
