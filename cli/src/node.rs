@@ -106,13 +106,20 @@ impl Node {
         status.listen(&self.runtime, is_ready.into(), None).await
     }
 
-    /// Starts a worker for requests from this process and, depending on the flags, from others.
-    fn spawn_worker(&self, kind: EngineKind) -> Result<WorkerHandle, EngineError> {
+    /// Starts a worker for requests from this process and, depending on the flags, from others, and its status server.
+    async fn spawn_worker(
+        &self,
+        kind: EngineKind,
+    ) -> Result<(WorkerHandle, Option<StatusServer>), EngineError> {
         let (engine, worker) = engine::build(kind, &self.config)?;
-        let name = self.config.name.clone();
-        let registrar = Arc::new(RuntimeRegistrar::new(self.runtime.clone(), name));
-        let metrics = self.runtime.metrics().clone();
-        Ok(Worker::new(InstanceId::random().0, engine, worker, registrar, metrics).spawn())
+        let (runtime, name) = (&self.runtime, &self.config.name);
+        let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name.clone()));
+        let metrics = runtime.metrics().clone();
+        let worker = Worker::new(InstanceId::random().0, engine, worker, registrar, metrics);
+        let worker = worker.spawn();
+        let args = &self.config.worker;
+        let status = args.status_server(runtime, &worker, name).await?;
+        Ok((worker, status))
     }
 }
 

@@ -32,12 +32,7 @@ pub(super) async fn run_with_worker(
     signals: Signals,
 ) -> Result<u8, EngineError> {
     let server = bind(node).await?;
-    let worker = node.spawn_worker(kind)?;
-    let status = node
-        .config
-        .worker
-        .status_server(&node.runtime, &worker, &node.config.name);
-    let _status = status.await?;
+    let (worker, _status) = node.spawn_worker(kind).await?;
     let (states, models) = (worker.states(), server.models().clone());
     tokio::select! {
         biased;

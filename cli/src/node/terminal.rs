@@ -22,12 +22,7 @@ pub(super) async fn run_with_worker(
     kind: EngineKind,
     mut signals: Signals,
 ) -> Result<u8, EngineError> {
-    let worker = node.spawn_worker(kind)?;
-    let status = node
-        .config
-        .worker
-        .status_server(&node.runtime, &worker, &node.config.name);
-    let _status = status.await?;
+    let (worker, _status) = node.spawn_worker(kind).await?;
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {
         ready = ready(&worker, &models) => match ready {
