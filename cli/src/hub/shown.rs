@@ -46,32 +46,28 @@ impl Shown {
     }
 
     fn plan(&self, state: &mut State, files: &[PlannedFile]) {
-        let missing: Vec<&PlannedFile> = files
-            .iter()
-            .filter(|file| file.present_bytes < file.bytes)
-            .collect();
+        let is_missing = |file: &PlannedFile| file.present_bytes < file.bytes;
+        let missing = files.iter().filter(|file| is_missing(file)).count();
         let (all, present) = files.iter().fold((0, 0), |(all, present), file| {
             (all + file.bytes, present + file.present_bytes)
         });
+        if missing > 0 {
+            let here = match present {
+                0 => String::new(),
+                present => format!("; {} are here", HumanBytes(present)),
+            };
+            let left = HumanBytes(all - present);
+            note(format_args!(
+                "fetching {}: {missing} files, {left}{here}",
+                self.model
+            ));
+        }
         state.all = all;
         state.received = files.iter().map(|file| file.present_bytes).collect();
-        state.files = files.iter().map(|_| None).collect();
-        if missing.is_empty() {
-            return;
-        }
-        let here = match present {
-            0 => String::new(),
-            present => format!("; {} are here", HumanBytes(present)),
-        };
-        let (count, left) = (missing.len(), HumanBytes(all - present));
-        note(format_args!(
-            "fetching {}: {count} files, {left}{here}",
-            self.model
-        ));
-        state.files = { files.iter() }
-            .map(|file| (file.present_bytes < file.bytes).then(|| self.bar(&file.name, file.bytes)))
-            .collect();
-        state.total = (missing.len() > 1).then(|| self.bar("in all", all));
+        let bars = files.iter();
+        let bars = bars.map(|file| is_missing(file).then(|| self.bar(&file.name, file.bytes)));
+        state.files = bars.collect();
+        state.total = (missing > 1).then(|| self.bar("in all", all));
     }
 
     fn bar(&self, name: &str, bytes: u64) -> ProgressBar {
