@@ -26,7 +26,7 @@ pub(super) struct Report {
 }
 
 /// The figures of one server. Times are in milliseconds, exact to a percent; `None` if nothing was measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Row {
     pub(super) server: String,
     model: String,
@@ -56,7 +56,7 @@ pub(super) struct Row {
 }
 
 /// Times in milliseconds, by quantile.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Times {
     ttft_p50_ms: Option<f64>,
     ttft_p90_ms: Option<f64>,
@@ -93,7 +93,7 @@ impl Times {
 }
 
 /// Mean token counts of the answered requests: as requested, and as the server counted.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Lengths {
     asked_prompt_tokens: f64,
     prompt_tokens: f64,
@@ -288,21 +288,9 @@ mod tests {
 
     fn row(tally: &Tally) -> Row {
         Row {
-            server: "http://a:8080".into(),
-            model: "m".into(),
-            requests: tally.answered,
-            lost: BTreeMap::new(),
-            problems: BTreeMap::new(),
             times: Times::of(tally),
-            requests_per_s: 0.0,
-            tokens_per_s: 0.0,
-            goodput_per_s: None,
-            hit_rate: None,
-            duration_s: 1.0,
             lengths: Lengths::of(tally),
-            ttft: Vec::new(),
-            is_cut: false,
-            remarks: Vec::new(),
+            ..Row::default()
         }
     }
 
