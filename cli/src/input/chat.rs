@@ -186,7 +186,7 @@ impl Chat {
         self.messages.push(json!({"role": "user", "content": text}));
         let mut shown = Shown::on(self.screen);
         let asked = self.stream_answer(&mut shown, signals).await;
-        shown.end();
+        drop(shown);
         match &asked {
             Ok((answer, _)) => self
                 .messages

@@ -65,7 +65,7 @@ impl Screen {
     }
 }
 
-/// The state of one answer on the screen.
+/// The state of one answer on the screen. Dropping this shows the rest, and ends all styles.
 #[derive(Debug)]
 pub(super) struct Shown {
     screen: Screen,
@@ -112,11 +112,6 @@ impl Shown {
             print(&self.out);
             self.out.clear();
         }
-    }
-
-    /// Shows the rest, and ends all styles, as drop does.
-    pub(super) fn end(self) {
-        drop(self);
     }
 
     fn content(&mut self, text: &str) {
