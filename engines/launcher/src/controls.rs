@@ -61,10 +61,11 @@ pub(crate) struct Controls {
     profiles: Option<String>,
     /// The time limit of operations that move weights or write a profile.
     slow: Duration,
-    /// Announces a cleared prefix cache.
-    clears: Option<Arc<Clears>>,
-    takes: Takes,
-    at_start: AtStart,
+    /// Announces a cleared prefix cache; `None` if no events are published.
+    pub(crate) clears: Option<Arc<Clears>>,
+    /// Whether the server loads and unloads adapters while it serves.
+    pub(crate) takes: Takes,
+    pub(crate) at_start: AtStart,
 }
 
 /// The state of operations on one server. It ends with the server; a new server is awake.
@@ -88,7 +89,7 @@ impl Operated {
 }
 
 impl Controls {
-    /// The operations on a server that is started with this config.
+    /// The operations on a server that is started with this config, without KV events and adapters.
     pub(crate) fn new(config: &LauncherConfig, dialect: Dialect, role: Role) -> Self {
         Self {
             dialect,
@@ -106,18 +107,6 @@ impl Controls {
             takes: Takes::Nothing,
             at_start: AtStart::default(),
         }
-    }
-
-    /// Announces cleared caches; with `None`, no events are published.
-    pub(crate) fn with_clears(mut self, clears: Option<Arc<Clears>>) -> Self {
-        self.clears = clears;
-        self
-    }
-
-    /// Loads and unloads adapters, if the server takes them while it serves.
-    pub(crate) fn with_adapters(mut self, takes: Takes, at_start: AtStart) -> Self {
-        (self.takes, self.at_start) = (takes, at_start);
-        self
     }
 
     /// Frees the server's memory. Active requests have some time to end; after it they end with an error that lets them

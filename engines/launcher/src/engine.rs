@@ -150,9 +150,9 @@ impl LauncherEngine {
             });
         }
         load.started(&declared);
-        let controls = Controls::new(config, dialect, ctx.role)
-            .with_clears(clears)
-            .with_adapters(takes, adapters);
+        let mut controls = Controls::new(config, dialect, ctx.role);
+        controls.clears = clears;
+        (controls.takes, controls.at_start) = (takes, adapters);
         let running = Running {
             server: supervised,
             api,

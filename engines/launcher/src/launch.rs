@@ -13,7 +13,7 @@ use genset_process::{End, LineLimits, Process, Program, Started, Terms};
 use tokio::process::Command;
 use tokio_util::task::TaskTracker;
 
-use crate::adapters::AtStart;
+use crate::adapters::{AtStart, Served};
 use crate::command::{Plan, lora_modules};
 use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
@@ -117,8 +117,9 @@ impl Program for Launch {
         let process = self
             .run(&plan, ports, &key)
             .map_err(|error| probe::spawn_error(config, &plan.program, &plan.line(), error))?;
-        let server = Server::new(plan.dialect, port, &key, self.tasks.clone());
-        let server = Arc::new(server.with_adapters(adapters));
+        let mut server = Server::new(plan.dialect, port, &key, self.tasks.clone());
+        server.adapters = Served::of_start(adapters);
+        let server = Arc::new(server);
         let (asked, tail) = (Arc::clone(&server), process.tail());
         let (dialect, progress) = (plan.dialect, self.progress.clone());
         let begin = async move {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, ErrorKind, controls::Adapter};
+use genset_backend_common::{EngineError, ErrorKind};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -50,12 +50,6 @@ impl Server {
             over,
             failure: OnceLock::new(),
         }
-    }
-
-    /// Sets the adapters that it is started with.
-    pub(crate) fn with_adapters(mut self, adapters: Vec<Adapter>) -> Self {
-        self.adapters = Served::of_start(adapters);
-        self
     }
 
     pub(crate) fn dialect(&self) -> Dialect {

@@ -103,8 +103,9 @@ async fn what_a_server_needs_to_load_adapters_is_named() {
             "is not asked of SGLang".to_owned(),
         ),
     ] {
-        let controls = Controls::new(&config(kind, &["server"]), dialect, Role::Aggregated);
-        let controls = controls.with_adapters(takes, AtStart::default());
+        let config = config(kind, &["server"]);
+        let mut controls = Controls::new(&config, dialect, Role::Aggregated);
+        controls.takes = takes;
         let server = server(dialect);
         let load = controls.load_adapter(&server, adapter()).await;
         let unload = controls.unload_adapter(&server, "french").await;
