@@ -4,7 +4,7 @@ use genset_backend_common::MetricsRegistry;
 
 use crate::dialect::Dialect;
 use crate::load::figures::Figures;
-use crate::repeated::{Repeated, Source};
+use crate::repeated::Repeated;
 use crate::sse::{Decoder, Event};
 
 /// An event's data, and whether it is an error.
@@ -32,7 +32,6 @@ pub fn events(pieces: &[&[u8]]) -> Option<(Vec<FoundEvent>, bool)> {
 pub fn repeated_metrics(metrics: &str) -> Option<String> {
     let _ = Figures::of_vllm(metrics);
     let registry = MetricsRegistry::default();
-    let source = Source::of(Dialect::Vllm)?;
-    Repeated::registered(source, &registry).tell(metrics);
+    Repeated::registered(Dialect::Vllm, &registry)?.tell(metrics);
     Some(registry.encode())
 }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::dialect::Dialect;
 use crate::gate::Gate;
 use crate::http::{Client, HttpError};
-use crate::repeated::{Repeated, Source};
+use crate::repeated::Repeated;
 use figures::{Figures, KvBlocks, RankLoads, computed};
 
 /// How often a server is asked, and how long its answers are valid.
@@ -111,14 +111,13 @@ impl Known {
 
 impl ServerLoad {
     pub(crate) fn new(dialect: Dialect, ctx: &StartContext) -> Self {
-        let source = Source::of(dialect);
         Self {
             dialect,
             publisher: ctx.load.clone(),
             health: ctx.health.clone(),
             pace: PACE,
             known: Mutex::default(),
-            repeated: source.map(|source| Repeated::registered(source, &ctx.metrics)),
+            repeated: Repeated::registered(dialect, &ctx.metrics),
             due: Notify::new(),
         }
     }

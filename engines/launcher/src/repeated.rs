@@ -50,15 +50,14 @@ struct Told {
 
 /// The server that the metrics come from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Source {
+struct Source {
     server: &'static str,
     /// The name prefix of metrics that only this server has.
     prefix: &'static str,
 }
 
 impl Source {
-    /// `None` for a server without metrics in the text format.
-    pub(crate) fn of(dialect: Dialect) -> Option<Self> {
+    fn of(dialect: Dialect) -> Option<Self> {
         let prefix = match dialect {
             Dialect::Vllm => "vllm:",
             Dialect::Sglang => "sglang:",
@@ -71,14 +70,14 @@ impl Source {
 }
 
 impl Repeated {
-    /// Registers an empty set of metrics of such a server in `registry`.
-    pub(crate) fn registered(source: Source, registry: &MetricsRegistry) -> Self {
+    /// Registers an empty set of metrics in `registry`; `None` for a server without metrics in the text format.
+    pub(crate) fn registered(dialect: Dialect, registry: &MetricsRegistry) -> Option<Self> {
         let repeated = Self {
-            source,
+            source: Source::of(dialect)?,
             told: Arc::default(),
         };
         registry.register_private_collector(repeated.clone());
-        repeated
+        Some(repeated)
     }
 
     /// Sets the server's current metrics.

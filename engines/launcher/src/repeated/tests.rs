@@ -3,8 +3,8 @@ use super::*;
 /// What `/metrics` shows for a vLLM's metrics, without its last line.
 fn shown(metrics: &str) -> Vec<String> {
     let registry = MetricsRegistry::default();
-    let source = Source::of(Dialect::Vllm).unwrap();
-    Repeated::registered(source, &registry).tell(metrics);
+    let repeated = Repeated::registered(Dialect::Vllm, &registry);
+    repeated.unwrap().tell(metrics);
     assert_eq!(registry.encode_public(), "# EOF\n");
     let text = registry.encode();
     let text = text.strip_suffix("# EOF\n").unwrap();
@@ -164,8 +164,7 @@ fn what_is_too_much_is_left_out() {
 #[tokio::test(start_paused = true)]
 async fn what_a_server_told_is_forgotten() {
     let registry = MetricsRegistry::default();
-    let source = Source::of(Dialect::LlamaServer).unwrap();
-    let repeated = Repeated::registered(source, &registry);
+    let repeated = Repeated::registered(Dialect::LlamaServer, &registry).unwrap();
     assert_eq!(registry.encode(), "# EOF\n");
     let limit = Duration::from_secs(20);
     let is_shown = || registry.encode().contains("llamacpp:a 1.0");
