@@ -172,20 +172,11 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
 /// # Errors
 /// `Unsupported` for token input to `llama_cpp.server`, which takes only text.
 pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Api>, EngineError> {
-    let model = config.model.display().to_string();
     let is_text = config.input == ServerInput::Text;
-    let media = &config.media;
     Ok(match dialect {
-        Dialect::Vllm => Arc::new(completions::Completions::vllm(
-            model,
-            config.extra.as_ref(),
-            media,
-        )),
-        Dialect::Trtllm => Arc::new(completions::Completions::trtllm(
-            model,
-            config.extra.as_ref(),
-        )),
-        Dialect::Sglang => Arc::new(sglang::Sglang::new(config.extra.as_ref(), media)),
+        Dialect::Vllm => Arc::new(completions::Completions::vllm(config)),
+        Dialect::Trtllm => Arc::new(completions::Completions::trtllm(config)),
+        Dialect::Sglang => Arc::new(sglang::Sglang::new(config)),
         Dialect::LlamaServer if is_text => Arc::new(Text::new(Flavor::LlamaServer)),
         Dialect::LlamaServer => Arc::new(Llama::default()),
         Dialect::LlamaCppPython if is_text => Arc::new(Text::new(Flavor::LlamaCppPython)),

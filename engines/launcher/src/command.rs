@@ -148,11 +148,7 @@ impl Plan {
             host: config.kv_transfer_host,
             ports: ranks.unwrap_or(1),
         });
-        let has_own = config
-            .extra
-            .as_ref()
-            .is_some_and(|extra| extra.get(KV_TRANSFER_CONFIG).is_some());
-        if !has_own {
+        if config.setting(KV_TRANSFER_CONFIG).is_none() {
             let transfer = json!({
                 "kv_connector": "NixlConnector",
                 "kv_role": kv_role,

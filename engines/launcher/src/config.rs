@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use genset_backend_common::{EngineError, Role, error::At, request::MediaKind};
 use genset_process::{InheritedEnv, LogLimit, RestartPolicy};
+use serde_json::Value;
 
 use crate::api::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 use crate::command::Plan;
@@ -140,6 +141,11 @@ impl LauncherConfig {
         }
     }
 
+    /// A setting of the server's own, from the extra arguments.
+    pub(crate) fn setting(&self, name: &str) -> Option<&Value> {
+        self.extra.as_ref()?.get(name)
+    }
+
     /// Checks that the server supports the role.
     ///
     /// # Errors
@@ -169,7 +175,7 @@ impl LauncherConfig {
     /// # Errors
     /// `Unsupported`, with the setting that would do so.
     pub fn validate_api_keys(&self) -> Result<(), EngineError> {
-        if self.kind == ServerKind::Trtllm && trtllm_reuses_blocks(self.extra.as_ref()) {
+        if self.kind == ServerKind::Trtllm && trtllm_reuses_blocks(self) {
             return Err(EngineError::unsupported("--api-keys", TRTLLM_NO_SALTS));
         }
         Ok(())

@@ -28,7 +28,6 @@ pub(crate) use follow::{Clears, KvFollower};
 
 use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
-use crate::extra::ExtraArgs;
 use crate::ranks::said;
 
 /// Server settings with which we do not follow its events: its own publisher, no prefix cache, and SGLang's speculation, whose
@@ -81,7 +80,7 @@ impl KvSource {
             }
             Dialect::LlamaServer | Dialect::LlamaCppPython => false,
         };
-        if !has_events || config.extra.as_ref().is_some_and(has_own) {
+        if !has_events || has_own(config) {
             return Ok(None);
         }
         remove_left_folders(FOLDER_PREFIX);
@@ -163,14 +162,13 @@ fn has_blocks(config: &LauncherConfig) -> bool {
     has_blocks
 }
 
-fn has_own(extra: &ExtraArgs) -> bool {
+fn has_own(config: &LauncherConfig) -> bool {
     let is_said = |name: &&str| {
-        extra
-            .get(name)
-            .is_some_and(|value| *value != Value::Bool(false) && !value.is_null())
+        let value = config.setting(name);
+        value.is_some_and(|value| *value != Value::Bool(false) && !value.is_null())
     };
     OWN_SETTINGS.iter().any(is_said)
-        || extra.get("enable-prefix-caching") == Some(&Value::Bool(false))
+        || config.setting("enable-prefix-caching") == Some(&Value::Bool(false))
 }
 
 #[cfg(test)]

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::LauncherConfig;
-use crate::extra::ExtraArgs;
 use crate::ranks::said;
 
 /// The room that a server's requests share.
@@ -81,13 +81,7 @@ impl Room {
 /// # Source
 /// llama.cpp, `tools/server/README.md` (`--kv-unified`, on unless the number of slots is set). The server does not report it.
 pub(crate) fn shared_tokens(config: &LauncherConfig, slot_tokens: u32) -> Option<u32> {
-    let extra = |name: &str| {
-        config
-            .extra
-            .as_ref()
-            .and_then(|extra: &ExtraArgs| extra.get(name))
-    };
-    let is_off = extra("kv-unified").is_some_and(|on| *on == serde_json::Value::Bool(false));
+    let is_off = config.setting("kv-unified") == Some(&Value::Bool(false));
     if is_off || said(config, &["--no-kv-unified", "-no-kvu"]).is_some() {
         return None;
     }
@@ -106,6 +100,7 @@ mod tests {
 
     use super::*;
     use crate::config::ServerInput;
+    use crate::extra::ExtraArgs;
     use crate::kind::ServerKind;
 
     fn shared(command: &str, extra: &str) -> Option<u32> {

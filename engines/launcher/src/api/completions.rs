@@ -11,7 +11,6 @@ use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
     Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
     config::{GuidedKind, SamplingOption},
-    request::MediaKind,
 };
 use serde_json::{Map, Value, json};
 
@@ -23,8 +22,8 @@ use super::{
     unreadable, with_media,
 };
 use crate::apart::Leg;
+use crate::config::LauncherConfig;
 use crate::exposition::samples;
-use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
 /// The maximum number of candidates of vLLM, unless `max-logprobs` changes it.
@@ -68,48 +67,36 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn vllm(
-        model: String,
-        extra: Option<&ExtraArgs>,
-        media: &BTreeSet<MediaKind>,
-    ) -> Self {
-        let max_logprobs = extra
-            .and_then(|extra| extra.get("max-logprobs"))
-            .and_then(Value::as_u64);
+    pub(super) fn vllm(config: &LauncherConfig) -> Self {
+        let max_logprobs = config.setting("max-logprobs").and_then(Value::as_u64);
+        let max_logprobs = max_logprobs.and_then(|max| u32::try_from(max).ok());
         let mut capabilities = sampling();
-        capabilities.max_logprobs = Some(
-            max_logprobs
-                .and_then(|max| u32::try_from(max).ok())
-                .unwrap_or(VLLM_MAX_LOGPROBS),
-        );
+        capabilities.max_logprobs = max_logprobs.or(Some(VLLM_MAX_LOGPROBS));
         capabilities.guided = GuidedKind::ALL.into();
-        let policy = extra.and_then(|extra| extra.get("scheduling-policy"));
+        let policy = config.setting("scheduling-policy");
         capabilities.priority = policy.is_some_and(|policy| policy == "priority");
         Self {
             flavor: Flavor::Vllm,
-            model,
-            capabilities: with_media(capabilities, media),
+            model: config.model.display().to_string(),
+            capabilities: with_media(capabilities, &config.media),
             reuses_blocks: true,
         }
     }
 
     /// Grammars need a backend, which the extra arguments select.
-    pub(super) fn trtllm(model: String, extra: Option<&ExtraArgs>) -> Self {
+    pub(super) fn trtllm(config: &LauncherConfig) -> Self {
         let mut capabilities = sampling();
         // Candidates are reported by text, which identifies no token; only the chosen token is known.
         capabilities.max_logprobs = Some(0);
-        if extra.is_some_and(|extra| {
-            extra
-                .get("guided-decoding-backend")
-                .is_some_and(|value| !value.is_null())
-        }) {
+        let backend = config.setting("guided-decoding-backend");
+        if backend.is_some_and(|backend| !backend.is_null()) {
             capabilities.guided = GuidedKind::ALL.into();
         }
         Self {
             flavor: Flavor::Trtllm,
-            model,
+            model: config.model.display().to_string(),
             capabilities,
-            reuses_blocks: trtllm_reuses_blocks(extra),
+            reuses_blocks: trtllm_reuses_blocks(config),
         }
     }
 
@@ -226,8 +213,8 @@ impl Completions {
 /// # Source
 /// TensorRT-LLM, "KV Cache System" (`enable_block_reuse`, on by default). The `CompletionRequest` of its main branch of 2026
 /// has no `cache_salt`.
-pub(crate) fn trtllm_reuses_blocks(extra: Option<&ExtraArgs>) -> bool {
-    let kv_cache = extra.and_then(|extra| extra.get("kv-cache-config"));
+pub(crate) fn trtllm_reuses_blocks(config: &LauncherConfig) -> bool {
+    let kv_cache = config.setting("kv-cache-config");
     let reuse = kv_cache.and_then(|config| config.get("enable_block_reuse"));
     reuse != Some(&Value::Bool(false))
 }

@@ -26,7 +26,7 @@ use super::{
     Api, Call, End, Facts, Reader, Step, biases, first_model, given, no_logprobs, sampling_fields,
     unreadable, with_media,
 };
-use crate::extra::ExtraArgs;
+use crate::config::LauncherConfig;
 use crate::http::{Client, HttpError};
 
 /// The largest `repetition_penalty` that it accepts.
@@ -60,11 +60,11 @@ pub(super) struct Sglang {
 }
 
 impl Sglang {
-    pub(super) fn new(extra: Option<&ExtraArgs>, media: &BTreeSet<MediaKind>) -> Self {
-        let setting = extra.and_then(|extra| extra.get("enable-deterministic-inference"));
+    pub(super) fn new(config: &LauncherConfig) -> Self {
+        let setting = config.setting("enable-deterministic-inference");
         Self {
             takes_seeds: setting == Some(&Value::Bool(true)),
-            media: media.clone(),
+            media: config.media.clone(),
         }
     }
 }

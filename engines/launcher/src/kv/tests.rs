@@ -17,6 +17,7 @@ use super::batch::{Batch, Event};
 use super::follow::Reader;
 use super::*;
 use crate::config::ServerInput;
+use crate::extra::ExtraArgs;
 use crate::key::ApiKey;
 use crate::kind::ServerKind;
 use crate::server::Server;
