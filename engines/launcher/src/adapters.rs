@@ -60,7 +60,7 @@ impl AtStart {
 /// An adapter that requests may name.
 #[derive(Debug, Clone)]
 pub(crate) struct ServedAdapter {
-    adapter: Adapter,
+    pub(crate) adapter: Adapter,
     /// Its name in the server.
     pub(crate) model: String,
 }
@@ -117,9 +117,9 @@ impl Served {
         format!("{name}#{}", inside.names)
     }
 
-    /// Adds an adapter that the server has under the name `model`.
-    pub(crate) fn add(&self, adapter: Adapter, model: String) {
-        self.restore(ServedAdapter { adapter, model });
+    /// Adds an adapter that the server has.
+    pub(crate) fn add(&self, served: ServedAdapter) {
+        self.0.lock().adapters.push(served);
     }
 
     /// Takes an adapter away from new requests.
@@ -132,11 +132,6 @@ impl Served {
         let place = adapters.position(|served| served.adapter.name == name);
         let place = place.ok_or_else(|| unknown(name))?;
         Ok(inside.adapters.remove(place))
-    }
-
-    /// Undoes [`take`](Self::take).
-    pub(crate) fn restore(&self, served: ServedAdapter) {
-        self.0.lock().adapters.push(served);
     }
 }
 

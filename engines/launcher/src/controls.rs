@@ -17,7 +17,7 @@ use genset_backend_common::{
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::adapters::{AtStart, Takes};
+use crate::adapters::{AtStart, ServedAdapter, Takes};
 use crate::api::controls::{Failed, sglang, stop_profile, vllm};
 use crate::command::absolute;
 use crate::config::LauncherConfig;
@@ -268,7 +268,7 @@ impl Controls {
         let folder = absolute(&adapter.source);
         match vllm::load_adapter(server, &model, &folder, self.slow).await {
             Ok(()) => {
-                server.adapters.add(adapter, model);
+                server.adapters.add(ServedAdapter { adapter, model });
                 Ok(())
             }
             Err(Failed::Refused(error)) => Err(not_loaded(server.judged(error).await)),
@@ -288,7 +288,7 @@ impl Controls {
         let served = server.adapters.take(name)?;
         match vllm::unload_adapter(server, &served.model).await {
             Err(failed) if !failed.is_missing() => {
-                server.adapters.restore(served);
+                server.adapters.add(served);
                 Err(failed.into())
             }
             // The server may have lost it before.
