@@ -93,18 +93,27 @@ async fn ask(
     }
 }
 
+/// Sends an operation whose answer says no more than that it was done.
+async fn tell(
+    server: &Server,
+    path: &str,
+    body: impl Into<Bytes>,
+    limit: Duration,
+) -> Result<(), Failed> {
+    ask(server, path, body, limit).await.map(drop)
+}
+
 /// vLLM's routes.
 pub(crate) mod vllm {
     use std::time::Duration;
 
-    use bytes::Bytes;
     use genset_backend_common::{EngineError, ErrorKind, controls::SleepLevel};
     use hyper::StatusCode;
     use serde::Deserialize;
     use serde_json::json;
     use tokio::time::timeout;
 
-    use super::{Failed, QUICK, ask};
+    use super::{Failed, QUICK, ask, tell};
     use crate::server::Server;
 
     /// Loads an adapter.
@@ -156,13 +165,12 @@ pub(crate) mod vllm {
         limit: Duration,
     ) -> Result<(), Failed> {
         match level {
-            SleepLevel::Weights => ask(server, "/sleep?level=1", Bytes::new(), limit).await?,
+            SleepLevel::Weights => tell(server, "/sleep?level=1", "", limit).await,
             SleepLevel::KvCache => {
-                ask(server, "/sleep?level=0", Bytes::new(), limit).await?;
-                ask(server, RELEASE_KV_CACHE, Bytes::new(), limit).await?
+                tell(server, "/sleep?level=0", "", limit).await?;
+                tell(server, RELEASE_KV_CACHE, "", limit).await
             }
-        };
-        Ok(())
+        }
     }
 
     #[derive(Debug, Default, Deserialize)]
@@ -173,7 +181,7 @@ pub(crate) mod vllm {
 
     /// Wakes the server, or resumes it after a failed sleep.
     pub(crate) async fn wake(server: &Server, limit: Duration) -> Result<(), Failed> {
-        let answer = ask(server, "/wake_up", Bytes::new(), limit).await?;
+        let answer = ask(server, "/wake_up", "", limit).await?;
         // Older versions return nothing.
         let woken: Woken = serde_json::from_slice(&answer).unwrap_or_default();
         match woken.status.as_deref() {
@@ -214,15 +222,13 @@ pub(crate) mod vllm {
 
     /// Tries to clear the prefix cache; returns whether it was cleared, if the server says so.
     async fn reset(server: &Server, path: &str) -> Result<Option<bool>, Failed> {
-        let answer = ask(server, path, Bytes::new(), QUICK).await?;
+        let answer = ask(server, path, "", QUICK).await?;
         let reset: Reset = serde_json::from_slice(&answer).unwrap_or_default();
         Ok(reset.success)
     }
 
     pub(crate) async fn start_profile(server: &Server) -> Result<(), Failed> {
-        ask(server, "/start_profile", Bytes::new(), QUICK)
-            .await
-            .map(drop)
+        tell(server, "/start_profile", "", QUICK).await
     }
 
     /// Whether the server loads adapters while it serves.
@@ -238,15 +244,13 @@ pub(crate) mod vllm {
         limit: Duration,
     ) -> Result<(), Failed> {
         let body = json!({"lora_name": name, "lora_path": folder}).to_string();
-        ask(server, LOAD_ADAPTER, body, limit).await.map(drop)
+        tell(server, LOAD_ADAPTER, body, limit).await
     }
 
     /// Unloads an adapter. Running requests with it continue: the server loads it again for them, from its folder.
     pub(crate) async fn unload_adapter(server: &Server, name: &str) -> Result<(), Failed> {
         let body = json!({ "lora_name": name }).to_string();
-        ask(server, "/v1/unload_lora_adapter", body, QUICK)
-            .await
-            .map(drop)
+        tell(server, "/v1/unload_lora_adapter", body, QUICK).await
     }
 }
 
@@ -254,13 +258,12 @@ pub(crate) mod vllm {
 pub(crate) mod sglang {
     use std::time::Duration;
 
-    use bytes::Bytes;
     use genset_backend_common::{EngineError, ErrorKind, controls::SleepLevel};
     use serde::Deserialize;
     use serde_json::{Value, json};
     use tokio::time::{Instant, timeout};
 
-    use super::{Failed, QUICK, ask};
+    use super::{Failed, QUICK, ask, tell};
     use crate::server::Server;
 
     /// How long a server without requests may take to become idle: cancelled requests may still run.
@@ -295,7 +298,7 @@ pub(crate) mod sglang {
         let deadline = Instant::now() + IDLE;
         loop {
             let path = "/flush_cache?timeout=5";
-            match ask(server, path, Bytes::new(), QUICK).await {
+            match ask(server, path, "", QUICK).await {
                 Ok(_) => return Ok(()),
                 Err(Failed::Refused(error)) if Instant::now() >= deadline => {
                     return Err(busy(&error));
@@ -308,7 +311,7 @@ pub(crate) mod sglang {
 
     /// Clears the prefix cache, if the server becomes idle within seconds.
     pub(crate) async fn clear(server: &Server) -> Result<(), EngineError> {
-        match ask(server, "/flush_cache?timeout=5", Bytes::new(), QUICK).await {
+        match ask(server, "/flush_cache?timeout=5", "", QUICK).await {
             Ok(_) => Ok(()),
             Err(Failed::Refused(error)) => Err(busy(&error)),
             Err(Failed::Lost(error)) => Err(error),
@@ -340,9 +343,7 @@ pub(crate) mod sglang {
         limit: Duration,
     ) -> Result<(), Failed> {
         let body = json!({"tags": tags(level, behind)}).to_string();
-        ask(server, "/release_memory_occupation", body, limit)
-            .await
-            .map(drop)
+        tell(server, "/release_memory_occupation", body, limit).await
     }
 
     /// Restores what a level released.
@@ -352,9 +353,7 @@ pub(crate) mod sglang {
         limit: Duration,
     ) -> Result<(), Failed> {
         let body = json!({"tags": tags(level, None)}).to_string();
-        ask(server, "/resume_memory_occupation", body, limit)
-            .await
-            .map(drop)
+        tell(server, "/resume_memory_occupation", body, limit).await
     }
 
     /// Replaces the weights of an idle server.
@@ -364,18 +363,16 @@ pub(crate) mod sglang {
         limit: Duration,
     ) -> Result<(), Failed> {
         let path = "/update_weights_from_disk";
-        ask(server, path, source.to_string(), limit).await.map(drop)
+        tell(server, path, source.to_string(), limit).await
     }
 
     pub(crate) async fn start_profile(server: &Server, folder: &str) -> Result<(), Failed> {
         let body = json!({"output_dir": folder}).to_string();
-        ask(server, "/start_profile", body, QUICK).await.map(drop)
+        tell(server, "/start_profile", body, QUICK).await
     }
 }
 
 /// Ends a profile of either server. Writing the profile takes a while.
 pub(crate) async fn stop_profile(server: &Server, limit: Duration) -> Result<(), Failed> {
-    ask(server, "/stop_profile", Bytes::new(), limit)
-        .await
-        .map(drop)
+    tell(server, "/stop_profile", "", limit).await
 }
