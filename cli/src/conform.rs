@@ -41,7 +41,11 @@ is gone and does not come back: what is known until then is told.";
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConformCommand {
     /// List the checks
-    List(ListArgs),
+    List {
+        /// One JSON object a check, a line each
+        #[arg(long)]
+        json: bool,
+    },
     /// Say what a check is about and what breaks for an engine that fails it
     Explain {
         /// The check's id, such as CN03
@@ -75,13 +79,6 @@ pub(crate) enum ConformCommand {
         #[arg(required = true)]
         reports: Vec<PathBuf>,
     },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ListArgs {
-    /// One JSON object a check, a line each
-    #[arg(long)]
-    json: bool,
 }
 
 /// Which engine to test.
@@ -209,8 +206,8 @@ impl From<LevelArg> for Level {
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
 pub(crate) fn perform(command: ConformCommand) -> Result<u8, EngineError> {
     match command {
-        ConformCommand::List(args) => {
-            print(&list(args.json));
+        ConformCommand::List { json } => {
+            print(&list(json));
             Ok(0)
         }
         ConformCommand::Explain { id } => {
