@@ -99,7 +99,7 @@ impl LauncherEngine {
         let mut plan = Plan::new(config, dialect)?
             .in_role(config, ctx.role)
             .with_adapters(&ctx.adapters, config)?;
-        let source = kv_source(config, dialect)?;
+        let source = KvSource::for_server(config, dialect)?;
         if let Some(source) = &source {
             plan = plan.with_args(source.args());
         }
@@ -236,16 +236,6 @@ impl Running {
             (asked, room) => asked.or(room),
         }
     }
-}
-
-fn kv_source(
-    config: &LauncherConfig,
-    dialect: Dialect,
-) -> Result<Option<Arc<KvSource>>, EngineError> {
-    KvSource::for_server(config, dialect).map_err(|error| {
-        EngineError::internal(format!("no folder for the server's KV events: {error}"))
-            .with_source(error)
-    })
 }
 
 /// The followers of the server's KV events, one per rank; none if the sockets of a rank are missing, or the events cannot be used.

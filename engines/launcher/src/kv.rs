@@ -14,12 +14,11 @@ mod follow;
 mod translate;
 
 use std::fs::{File, Permissions};
-use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use genset_backend_common::config::MAX_DATA_PARALLEL_SIZE;
+use genset_backend_common::{EngineError, config::MAX_DATA_PARALLEL_SIZE};
 use genset_process::{lock_folder, remove_left_folders};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -64,11 +63,11 @@ impl KvSource {
     /// killed processes.
     ///
     /// # Errors
-    /// Fails if the folder cannot be created.
+    /// `Internal` if the folder cannot be created.
     pub(crate) fn for_server(
         config: &LauncherConfig,
         dialect: Dialect,
-    ) -> io::Result<Option<Arc<Self>>> {
+    ) -> Result<Option<Arc<Self>>, EngineError> {
         let has_events = match dialect {
             Dialect::Vllm => true,
             Dialect::Sglang => has_blocks(config),
@@ -88,7 +87,11 @@ impl KvSource {
         let folder = tempfile::Builder::new()
             .prefix(FOLDER_PREFIX)
             .permissions(Permissions::from_mode(0o700))
-            .tempdir()?;
+            .tempdir()
+            .map_err(|error| {
+                let problem = format!("no folder for the server's KV events: {error}");
+                EngineError::internal(problem).with_source(error)
+            })?;
         let source = Self {
             _lock: lock_folder(folder.path()),
             folder,

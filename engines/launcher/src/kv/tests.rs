@@ -2,7 +2,6 @@ mod sglang;
 
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
 use genset_backend_common::kv::{
     BlockHash, KvEventData, KvEventPublisher, KvEventSubscription, hash_blocks, salt_root,
 };
