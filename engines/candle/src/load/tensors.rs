@@ -238,8 +238,6 @@ pub(crate) fn read_floats(dtype: WeightType, bytes: &[u8], into: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::quantized::GgmlDType;
-
     use super::*;
 
     #[test]
@@ -258,31 +256,5 @@ mod tests {
         let both = order(4, true).order();
         assert_eq!(sources(both), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
         assert_eq!(order(6, false).order(), RowOrder::Halves);
-    }
-
-    #[test]
-    fn floats_of_every_type_are_read() {
-        let mut into = [0.0; 2];
-        let bytes = [1.5f32, -2.0].map(f32::to_le_bytes).concat();
-        read_floats(WeightType::F32, &bytes, &mut into);
-        assert_eq!(into, [1.5, -2.0]);
-        let bytes = [0.5f32, 4.0]
-            .map(|value| half::f16::from_f32(value).to_le_bytes())
-            .concat();
-        read_floats(WeightType::F16, &bytes, &mut into);
-        assert_eq!(into, [0.5, 4.0]);
-        let bytes = [8.0f32, -0.25]
-            .map(|value| half::bf16::from_f32(value).to_le_bytes())
-            .concat();
-        read_floats(WeightType::BF16, &bytes, &mut into);
-        assert_eq!(into, [8.0, -0.25]);
-    }
-
-    #[test]
-    fn sizes_need_whole_blocks_and_do_not_overflow() {
-        assert_eq!(bytes_of(GgmlDType::Q8_0.into(), 64), Some(68));
-        assert_eq!(bytes_of(GgmlDType::Q8_0.into(), 65), None);
-        assert_eq!(bytes_of(GgmlDType::Q4K.into(), 512), Some(288));
-        assert_eq!(bytes_of(WeightType::F32, usize::MAX), None);
     }
 }
