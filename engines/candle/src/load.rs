@@ -240,12 +240,12 @@ impl OpenModel {
 
     /// Prepares to read the weights, which the decoder then requests one by one.
     ///
-    /// `progress` is called after each tensor.
+    /// `progress` is called after each tensor. Its error ends loading.
     #[must_use]
     pub fn weights<'a>(
         &'a self,
         options: WeightOptions,
-        progress: impl FnMut(LoadProgress) + 'a,
+        progress: impl FnMut(LoadProgress) -> Result<(), LoadError> + 'a,
     ) -> ModelWeights<'a> {
         ModelWeights::new(self, options, Box::new(progress))
     }

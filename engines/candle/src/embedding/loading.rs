@@ -10,9 +10,7 @@ use genset_backend_common::{
 
 use crate::args::CandleArgs;
 use crate::engine::forward::ForwardError;
-use crate::engine::real::{
-    Abandonable, loading_progress, narrow, set_isa, set_threads, weight_options, wide,
-};
+use crate::engine::real::{loading_progress, narrow, set_isa, set_threads, weight_options, wide};
 use crate::engine::thread::Loader;
 use crate::load::{OpenEmbedder, Purpose, available_memory};
 use crate::model::embedder::{Embedder, StepRoom, WholeSequence};
@@ -87,10 +85,7 @@ impl Loader<LoadedEmbedder> for CheckoutLoader {
         if let Some(available) = available_memory(&device) {
             open.check_memory(&options, room.tokens, available)?;
         }
-        let mut weights = Abandonable {
-            weights: open.weights(options, loading_progress(start)),
-            was_given_up,
-        };
+        let mut weights = open.weights(options, loading_progress(start, was_given_up));
         let head =
             |folder: &str, name: &str, shape: &[usize]| open.head_tensor(folder, name, shape);
         let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &head, room)?;

@@ -33,8 +33,7 @@ use crate::load::{
 #[cfg(feature = "cuda")]
 use crate::model::graphs::Graphs;
 use crate::model::{
-    KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, SlowMatrix, StepBatch, WeightType,
-    Weights, gpu,
+    KvCache, KvCacheSpec, KvLayout, Model, ModelConfig, SlowMatrix, StepBatch, WeightType, gpu,
 };
 
 /// Loads a checkout folder or a GGUF file.
@@ -329,10 +328,7 @@ fn load_model(
     start: &StartContext,
     was_given_up: &dyn Fn() -> bool,
 ) -> Result<Model, EngineError> {
-    let mut weights = Abandonable {
-        weights: open.weights(options, loading_progress(start)),
-        was_given_up,
-    };
+    let mut weights = open.weights(options, loading_progress(start, was_given_up));
     Ok(Model::try_new(&open.config, &mut weights)?)
 }
 
@@ -371,10 +367,20 @@ fn tell_slow(model: &Model) {
     }
 }
 
-/// Reports how much of the weights is loaded.
-pub(crate) fn loading_progress(start: &StartContext) -> impl FnMut(LoadProgress) + use<> {
-    let progress = start.progress.clone();
-    move |done| progress.report("loading weights", Some(fraction(done)))
+/// Reports how much of the weights is loaded, and ends loading once nobody waits for them any more.
+pub(crate) fn loading_progress<'a>(
+    start: &'a StartContext,
+    was_given_up: &'a dyn Fn() -> bool,
+) -> impl FnMut(LoadProgress) -> Result<(), LoadError> + 'a {
+    move |done| {
+        let progress = &start.progress;
+        progress.report("loading weights", Some(fraction(done)));
+        if !was_given_up() {
+            return Ok(());
+        }
+        let problem = candle_core::Error::Msg("the start was given up".into());
+        Err(LoadError::candle("the model", problem))
+    }
 }
 
 #[expect(
@@ -384,55 +390,6 @@ pub(crate) fn loading_progress(start: &StartContext) -> impl FnMut(LoadProgress)
 )]
 fn fraction(done: LoadProgress) -> f32 {
     (done.bytes as f64 / done.all_bytes.max(1) as f64) as f32
-}
-
-/// Weights whose reading stops once nobody waits for them any more.
-pub(crate) struct Abandonable<'a, W> {
-    pub(crate) weights: W,
-    pub(crate) was_given_up: &'a dyn Fn() -> bool,
-}
-
-impl<W: Weights> Abandonable<'_, W> {
-    fn check(&self, name: &str) -> Result<(), LoadError> {
-        if !(self.was_given_up)() {
-            return Ok(());
-        }
-        Err(LoadError::Candle {
-            name: name.to_owned(),
-            source: candle_core::Error::Msg("the start was given up".into()),
-        })
-    }
-}
-
-impl<W: Weights> Weights for Abandonable<'_, W> {
-    fn device(&self) -> &Device {
-        self.weights.device()
-    }
-
-    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
-        self.check(name)?;
-        self.weights.tensor(name, shape)
-    }
-
-    fn matrix(
-        &mut self,
-        name: &str,
-        out_features: usize,
-        in_features: usize,
-    ) -> Result<Matrix, LoadError> {
-        self.check(name)?;
-        self.weights.matrix(name, out_features, in_features)
-    }
-
-    fn embedding(
-        &mut self,
-        name: &str,
-        vocab_size: usize,
-        hidden_size: usize,
-    ) -> Result<Matrix, LoadError> {
-        self.check(name)?;
-        self.weights.embedding(name, vocab_size, hidden_size)
-    }
 }
 
 /// The device and the types that the flags ask for. Sets the bits of activations too.

@@ -116,12 +116,12 @@ impl OpenEmbedder {
 
     /// Prepares to read the weights of the backbone.
     ///
-    /// `progress` is called after each tensor.
+    /// `progress` is called after each tensor. Its error ends loading.
     #[must_use]
     pub fn weights<'a>(
         &'a self,
         options: WeightOptions,
-        progress: impl FnMut(LoadProgress) + 'a,
+        progress: impl FnMut(LoadProgress) -> Result<(), LoadError> + 'a,
     ) -> ModelWeights<'a> {
         ModelWeights::new(self, options, Box::new(progress))
     }

@@ -153,7 +153,7 @@ fn logits(path: &Path, quantization: Quantization) -> Vec<f32> {
         1, 17, 42, 95, 3, 8, 8, 64, 50, 21, 77, 2, 90, 33, 12, 5, 61, 29, 70, 44,
     ];
     let open = OpenModel::open(path).unwrap();
-    let mut weights = open.weights(options(quantization), |_| {});
+    let mut weights = open.weights(options(quantization), |_| Ok(()));
     let model = Model::try_new(&open.config, &mut weights).unwrap();
     prefill(&model, &mut cache(&open.config), &PROMPT).concat()
 }

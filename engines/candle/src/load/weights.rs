@@ -55,12 +55,15 @@ pub struct LoadProgress {
     pub all_bytes: u64,
 }
 
+/// Told about each tensor that was loaded. Its error ends loading.
+type Report<'a> = Box<dyn FnMut(LoadProgress) -> Result<(), LoadError> + 'a>;
+
 /// Reads a model's weights. Made by [`OpenModel::weights`](super::OpenModel::weights).
 pub struct ModelWeights<'a> {
     model: &'a dyn TensorFiles,
     options: WeightOptions,
     progress: LoadProgress,
-    report: Box<dyn FnMut(LoadProgress) + 'a>,
+    report: Report<'a>,
     /// Matrices whose rows do not fit the requested quantization.
     fallbacks: usize,
     /// Bytes read whose pages are still in memory.
@@ -83,7 +86,7 @@ impl<'a> ModelWeights<'a> {
     pub(super) fn new(
         model: &'a dyn TensorFiles,
         options: WeightOptions,
-        report: Box<dyn FnMut(LoadProgress) + 'a>,
+        report: Report<'a>,
     ) -> Self {
         let planned = model.planned();
         let bytes_of = |name: &str| match model.tensor(name) {
@@ -107,7 +110,7 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    fn done(&mut self, bytes: usize) {
+    fn done(&mut self, bytes: usize) -> Result<(), LoadError> {
         self.progress.tensors += 1;
         self.progress.bytes += to_u64(bytes);
         self.unreleased += to_u64(bytes);
@@ -117,12 +120,12 @@ impl<'a> ModelWeights<'a> {
                 file.release();
             }
         }
-        (self.report)(self.progress);
         if self.progress.tensors == self.progress.all_tensors {
             for ((form, became), matrices) in &self.converted {
                 tracing::info!(form, became, matrices, "packed weights are read");
             }
         }
+        (self.report)(self.progress)
     }
 
     fn load(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<Matrix, LoadError> {
@@ -151,7 +154,7 @@ impl<'a> ModelWeights<'a> {
             let became = became(raw.dtype, &self.options, row_len, part);
             *self.converted.entry((form, became)).or_default() += 1;
         }
-        self.done(bytes);
+        self.done(bytes)?;
         Ok(matrix)
     }
 
@@ -206,7 +209,7 @@ impl Weights for ModelWeights<'_> {
                 .and_then(|tensor| tensor.to_device(device))
         };
         let placed = placed.map_err(|error| LoadError::candle(name, error))?;
-        self.done(bytes);
+        self.done(bytes)?;
         Ok(placed)
     }
 

@@ -65,7 +65,7 @@ fn load_on(
         dtype,
         quantization,
     };
-    let model = Model::try_new(&open.config, &mut open.weights(options, |_| {})).unwrap();
+    let model = Model::try_new(&open.config, &mut open.weights(options, |_| Ok(()))).unwrap();
     (model, open.config)
 }
 

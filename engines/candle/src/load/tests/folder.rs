@@ -267,7 +267,10 @@ fn rows_that_are_no_whole_blocks_take_another_type() {
 fn progress_ends_at_all() {
     let open = OpenModel::open(&reference("qwen2")).unwrap();
     let mut last = None;
-    let mut weights = open.weights(options(Quantization::None), |done| last = Some(done));
+    let mut weights = open.weights(options(Quantization::None), |done| {
+        last = Some(done);
+        Ok(())
+    });
     Model::try_new(&open.config, &mut weights).unwrap();
     drop(weights);
     let last = last.unwrap();

@@ -117,7 +117,7 @@ fn a_model_that_leaves_no_room_is_refused_before_it_is_read() {
 #[test]
 fn matrices_on_a_slow_path_are_named_with_their_share() {
     let slow = |open: &OpenModel, quantization| {
-        let mut weights = open.weights(options(quantization), |_| {});
+        let mut weights = open.weights(options(quantization), |_| Ok(()));
         let model = Model::try_new(&open.config, &mut weights).unwrap();
         model.slow_matrices().to_vec()
     };

@@ -48,7 +48,7 @@ fn load(name: &str, quantization: Quantization) -> (Embedder, OpenEmbedder) {
         quantization,
         ..WeightOptions::exact()
     };
-    let mut weights = open.weights(options, |_| {});
+    let mut weights = open.weights(options, |_| Ok(()));
     let head = |folder: &str, name: &str, shape: &[usize]| open.head_tensor(folder, name, shape);
     let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &head, ROOM);
     let model = model.unwrap();

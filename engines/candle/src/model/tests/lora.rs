@@ -109,7 +109,7 @@ fn logits_under_an_adapter_are_those_of_weights_that_it_was_added_to() {
         let merged = tempfile::tempdir().unwrap();
         merge(name, folder.path(), merged.path());
         let open = OpenModel::open(merged.path()).unwrap();
-        let mut exact = open.weights(WeightOptions::exact(), |_| {});
+        let mut exact = open.weights(WeightOptions::exact(), |_| Ok(()));
         let merged = Model::try_new(&open.config, &mut exact).unwrap();
         for case in cases(name) {
             let tokens = &case.tokens;

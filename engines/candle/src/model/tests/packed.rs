@@ -53,7 +53,7 @@ impl Weights for Exact<'_> {
 
 fn load_exact(name: &str) -> (Model, ModelConfig) {
     let open = OpenModel::open(&reference(name)).unwrap();
-    let mut weights = Exact(open.weights(WeightOptions::exact(), |_| {}));
+    let mut weights = Exact(open.weights(WeightOptions::exact(), |_| Ok(())));
     let model = Model::try_new(&open.config, &mut weights).unwrap();
     drop(weights);
     (model, open.config)
@@ -100,7 +100,7 @@ impl Weights for QuantizedPart<'_> {
 fn a_step_with_any_quantized_matrix_is_not_recorded() {
     let can_be_recorded = |model: &str, part: &str| {
         let open = OpenModel::open(&reference(model)).unwrap();
-        let exact = Exact(open.weights(WeightOptions::exact(), |_| {}));
+        let exact = Exact(open.weights(WeightOptions::exact(), |_| Ok(())));
         let mut weights = QuantizedPart { exact, part };
         let model = Model::try_new(&open.config, &mut weights).unwrap();
         model.can_be_recorded()
