@@ -67,15 +67,6 @@ impl Weights for RandomWeights {
     ) -> Result<Matrix, LoadError> {
         self.random(out_features, in_features).map_err(candle)
     }
-
-    fn embedding(
-        &mut self,
-        _name: &str,
-        vocab_size: usize,
-        hidden_size: usize,
-    ) -> Result<Matrix, LoadError> {
-        self.random(vocab_size, hidden_size).map_err(candle)
-    }
 }
 
 /// A step of `sequences` sequences, each with `rows` new tokens after `done`.

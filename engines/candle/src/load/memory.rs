@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::{Device, quantized::GgmlDType};
 
 use super::TensorFiles;
-use super::plan::{PlannedTensor, Role};
+use super::plan::PlannedTensor;
 use super::tensors::bytes_of;
 use super::weights::{WeightOptions, to_u64};
 use crate::control_groups::{self, Folder};
@@ -93,7 +93,7 @@ impl MemoryEstimate {
 /// Bytes that a tensor takes once loaded.
 fn kept_bytes(model: &dyn TensorFiles, options: &WeightOptions, tensor: &PlannedTensor) -> u64 {
     let elements = to_u64(tensor.shape.iter().product());
-    let Role::Matrix(part) = tensor.role else {
+    let Some(part) = tensor.matrix else {
         return elements * 4;
     };
     let in_file = match model.tensor(&tensor.name) {

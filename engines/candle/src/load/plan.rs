@@ -9,47 +9,28 @@ pub(crate) struct PlannedTensor {
     /// Its name in `transformers`.
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
-    pub(crate) role: Role,
-}
-
-/// The use of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Weights of a norm.
-    Norm,
-    Bias,
-    /// A matrix of a product.
-    Matrix(Part),
+    /// The part of the model that multiplies with it; `None` for norms, biases and lookup tables.
+    pub(crate) matrix: Option<Part>,
 }
 
 /// Every tensor of the model.
 pub(crate) fn plan(config: &ModelConfig) -> Vec<PlannedTensor> {
     let mut all = Plan::default();
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-    all.matrix("model.embed_tokens.weight", vocab, hidden, Part::Vocabulary);
+    all.matrix("model.embed_tokens", vocab, hidden, Part::Vocabulary);
     for layer in 0..config.num_layers {
         all.layer(&format!("model.layers.{layer}"), config);
     }
     all.norm("model.norm", hidden);
     if !config.is_tied {
-        all.matrix("lm_head.weight", vocab, hidden, Part::Vocabulary);
+        all.matrix("lm_head", vocab, hidden, Part::Vocabulary);
     }
     all.0
 }
 
-/// The part of the model that uses the matrix of that name; the loader handles the token embedding itself.
-pub(crate) fn part_of(name: &str) -> Part {
-    if name == "lm_head.weight" {
-        Part::Vocabulary
-    } else if name.ends_with(".mlp.gate.weight") {
-        Part::Router
-    } else {
-        Part::Layer
-    }
-}
-
+/// The tensors of a model so far.
 #[derive(Default)]
-struct Plan(Vec<PlannedTensor>);
+pub(super) struct Plan(pub(super) Vec<PlannedTensor>);
 
 impl Plan {
     fn layer(&mut self, prefix: &str, config: &ModelConfig) {
@@ -65,7 +46,7 @@ impl Plan {
         self.linear(&name, hidden, queries, config.has_output_bias);
         if config.has_sinks {
             let name = format!("{prefix}.self_attn.sinks");
-            self.push(name, vec![config.num_heads], Role::Bias);
+            self.push(name, vec![config.num_heads], None);
         }
         if config.has_qk_norm {
             self.norm(&format!("{prefix}.self_attn.q_norm"), config.head_dim);
@@ -81,11 +62,10 @@ impl Plan {
             self.feed_forward(&prefix, config);
             return;
         };
-        let router = format!("{prefix}.gate.weight");
+        let router = format!("{prefix}.gate");
         self.matrix(&router, experts.count, hidden, Part::Router);
         if experts.has_router_bias {
-            let name = format!("{prefix}.gate.bias");
-            self.push(name, vec![experts.count], Role::Bias);
+            self.push(format!("{router}.bias"), vec![experts.count], None);
         }
         for expert in 0..experts.count {
             self.feed_forward(&format!("{prefix}.experts.{expert}"), config);
@@ -104,22 +84,27 @@ impl Plan {
         }
     }
 
-    fn linear(&mut self, name: &str, rows: usize, columns: usize, has_bias: bool) {
-        self.matrix(&format!("{name}.weight"), rows, columns, Part::Layer);
+    /// The tensors of a layer's product.
+    pub(super) fn linear(&mut self, name: &str, rows: usize, columns: usize, has_bias: bool) {
+        self.matrix(name, rows, columns, Part::Layer);
         if has_bias {
-            self.push(format!("{name}.bias"), vec![rows], Role::Bias);
+            self.push(format!("{name}.bias"), vec![rows], None);
         }
     }
 
-    fn matrix(&mut self, name: &str, rows: usize, columns: usize, part: Part) {
-        self.push(name.to_owned(), vec![rows, columns], Role::Matrix(part));
+    pub(super) fn matrix(&mut self, name: &str, rows: usize, columns: usize, part: Part) {
+        self.push(format!("{name}.weight"), vec![rows, columns], Some(part));
     }
 
     fn norm(&mut self, name: &str, size: usize) {
-        self.push(format!("{name}.weight"), vec![size], Role::Norm);
+        self.push(format!("{name}.weight"), vec![size], None);
     }
 
-    fn push(&mut self, name: String, shape: Vec<usize>, role: Role) {
-        self.0.push(PlannedTensor { name, shape, role });
+    pub(super) fn push(&mut self, name: String, shape: Vec<usize>, matrix: Option<Part>) {
+        self.0.push(PlannedTensor {
+            name,
+            shape,
+            matrix,
+        });
     }
 }

@@ -73,8 +73,6 @@ pub(crate) fn quantize(raw: &RawTensor<'_>, dtype: GgmlDType) -> Result<QTensor,
         blocks::<BlockQ4K>(raw)
     } else if dtype == GgmlDType::Q4_0 {
         blocks::<BlockQ4_0>(raw)
-    } else if dtype == GgmlDType::F32 {
-        QStorage::Cpu(Box::new(floats(raw)))
     } else {
         let problem = candle_core::Error::Msg(format!("weights are not converted to {dtype:?}"));
         return Err(LoadError::candle(raw.name, problem));

@@ -1,7 +1,7 @@
 //! [`ModelWeights`]: a model's tensors, converted and placed as the decoder requests them.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
@@ -9,7 +9,6 @@ use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::TensorFiles;
-use super::plan::part_of;
 use super::quantize::{MIN_ROWS, Part, Quantization, floats, quantize};
 use super::tensors::{RawTensor, bytes_of};
 use crate::error::LoadError;
@@ -64,6 +63,8 @@ pub struct ModelWeights<'a> {
     options: WeightOptions,
     progress: LoadProgress,
     report: Report<'a>,
+    /// The part of the model that uses each matrix.
+    parts: HashMap<String, Part>,
     /// Matrices whose rows do not fit the requested quantization.
     fallbacks: usize,
     /// Bytes read whose pages are still in memory.
@@ -99,11 +100,15 @@ impl<'a> ModelWeights<'a> {
             bytes: 0,
             all_bytes: planned.iter().map(|tensor| bytes_of(&tensor.name)).sum(),
         };
+        let parts = planned
+            .into_iter()
+            .filter_map(|tensor| Some((tensor.name, tensor.matrix?)));
         Self {
             model,
             options,
             progress,
             report,
+            parts: parts.collect(),
             fallbacks: 0,
             unreleased: 0,
             converted: BTreeMap::new(),
@@ -128,8 +133,9 @@ impl<'a> ModelWeights<'a> {
         (self.report)(self.progress)
     }
 
-    fn load(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<Matrix, LoadError> {
+    fn load(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix, LoadError> {
         let raw = self.model.required(name, &shape)?;
+        let part = self.parts.get(name).copied().unwrap_or(Part::Layer);
         let device = &self.options.device;
         let matrix = if let Some(dtype) = candle_blocks(raw.dtype) {
             Matrix::quantized(as_it_is(&raw, dtype, device)?)
@@ -219,16 +225,7 @@ impl Weights for ModelWeights<'_> {
         out_features: usize,
         in_features: usize,
     ) -> Result<Matrix, LoadError> {
-        self.load(name, [out_features, in_features], part_of(name))
-    }
-
-    fn embedding(
-        &mut self,
-        name: &str,
-        vocab_size: usize,
-        hidden_size: usize,
-    ) -> Result<Matrix, LoadError> {
-        self.load(name, [vocab_size, hidden_size], Part::Vocabulary)
+        self.load(name, [out_features, in_features])
     }
 }
 

@@ -17,7 +17,8 @@ pub trait Weights {
     /// The tensor is missing, has another shape, or cannot be read.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError>;
 
-    /// The matrix of a product, `[out_features, in_features]`, quantized if the loader decides so.
+    /// The matrix of a product, `[out_features, in_features]`, or the token embedding, `[vocab_size, hidden_size]`, which is a
+    /// lookup table and in tied models also the output matrix. It is quantized if the loader decides so.
     ///
     /// # Errors
     /// As for `tensor`.
@@ -26,16 +27,5 @@ pub trait Weights {
         name: &str,
         out_features: usize,
         in_features: usize,
-    ) -> Result<Matrix, LoadError>;
-
-    /// The token embedding, `[vocab_size, hidden_size]`, as a lookup table; in tied models also the output matrix.
-    ///
-    /// # Errors
-    /// As for `tensor`.
-    fn embedding(
-        &mut self,
-        name: &str,
-        vocab_size: usize,
-        hidden_size: usize,
     ) -> Result<Matrix, LoadError>;
 }

@@ -2,7 +2,7 @@
 
 use crate::error::LoadError;
 use crate::load::TensorFiles;
-use crate::load::plan::{PlannedTensor, Role};
+use crate::load::plan::{Plan, PlannedTensor};
 use crate::load::quantize::Part;
 use crate::load::safetensors::SafetensorsFolder;
 use crate::model::{EncoderConfig, EncoderFamily, HeadConfig, HeadStep, Positions};
@@ -30,103 +30,73 @@ pub(super) fn prefix(
 
 /// Every tensor of an encoder, without a prefix.
 pub(super) fn of_encoder(config: &EncoderConfig) -> Vec<PlannedTensor> {
-    let mut plan = Plan {
-        config,
-        tensors: Vec::new(),
-    };
+    let mut all = Plan::default();
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let is_bert = config.family == EncoderFamily::Bert;
-    let (words, norm) = if is_bert {
+    let (words, embedding_norm) = if is_bert {
         ("embeddings.word_embeddings", "embeddings.LayerNorm")
     } else {
         ("embeddings.tok_embeddings", "embeddings.norm")
     };
-    plan.matrix(words, vocab, hidden, Part::Vocabulary);
+    all.matrix(words, vocab, hidden, Part::Vocabulary);
+    // Lookup tables, whose rows stay as they are.
     if let Positions::Absolute { table_len, .. } = config.positions {
-        plan.table("embeddings.position_embeddings", table_len);
+        let name = "embeddings.position_embeddings.weight".to_owned();
+        all.push(name, vec![table_len, hidden], None);
     }
     if config.num_token_types > 0 {
-        plan.table("embeddings.token_type_embeddings", config.num_token_types);
+        let name = "embeddings.token_type_embeddings.weight".to_owned();
+        all.push(name, vec![config.num_token_types, hidden], None);
     }
-    plan.norm(norm);
+    norm(&mut all, embedding_norm, config);
     for layer in 0..config.num_layers {
         if is_bert {
-            plan.bert_layer(layer);
+            bert_layer(&mut all, layer, config);
         } else {
-            plan.modern_layer(layer);
+            modern_layer(&mut all, layer, config);
         }
     }
     if !is_bert {
-        plan.norm("final_norm");
+        norm(&mut all, "final_norm", config);
     }
-    plan.tensors
+    all.0
 }
 
-struct Plan<'a> {
-    config: &'a EncoderConfig,
-    tensors: Vec<PlannedTensor>,
+fn bert_layer(all: &mut Plan, layer: usize, config: &EncoderConfig) {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let name = |tail: &str| format!("encoder.layer.{layer}.{tail}");
+    let attention = config.has_attention_bias;
+    for part in ["query", "key", "value"] {
+        let name = name(&format!("attention.self.{part}"));
+        all.linear(&name, hidden, hidden, attention);
+    }
+    all.linear(&name("attention.output.dense"), hidden, hidden, attention);
+    norm(all, &name("attention.output.LayerNorm"), config);
+    let mlp = config.has_mlp_bias;
+    all.linear(&name("intermediate.dense"), inner, hidden, mlp);
+    all.linear(&name("output.dense"), hidden, inner, mlp);
+    norm(all, &name("output.LayerNorm"), config);
 }
 
-impl Plan<'_> {
-    fn bert_layer(&mut self, layer: usize) {
-        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
-        let name = |tail: &str| format!("encoder.layer.{layer}.{tail}");
-        let attention = self.config.has_attention_bias;
-        for part in ["query", "key", "value"] {
-            let name = name(&format!("attention.self.{part}"));
-            self.linear(&name, hidden, hidden, attention);
-        }
-        self.linear(&name("attention.output.dense"), hidden, hidden, attention);
-        self.norm(&name("attention.output.LayerNorm"));
-        let mlp = self.config.has_mlp_bias;
-        self.linear(&name("intermediate.dense"), inner, hidden, mlp);
-        self.linear(&name("output.dense"), hidden, inner, mlp);
-        self.norm(&name("output.LayerNorm"));
+fn modern_layer(all: &mut Plan, layer: usize, config: &EncoderConfig) {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let name = |tail: &str| format!("layers.{layer}.{tail}");
+    if layer > 0 {
+        norm(all, &name("attn_norm"), config);
     }
+    let attention = config.has_attention_bias;
+    all.linear(&name("attn.Wqkv"), 3 * hidden, hidden, attention);
+    all.linear(&name("attn.Wo"), hidden, hidden, attention);
+    norm(all, &name("mlp_norm"), config);
+    let mlp = config.has_mlp_bias;
+    all.linear(&name("mlp.Wi"), 2 * inner, hidden, mlp);
+    all.linear(&name("mlp.Wo"), hidden, inner, mlp);
+}
 
-    fn modern_layer(&mut self, layer: usize) {
-        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
-        let name = |tail: &str| format!("layers.{layer}.{tail}");
-        if layer > 0 {
-            self.norm(&name("attn_norm"));
-        }
-        let attention = self.config.has_attention_bias;
-        self.linear(&name("attn.Wqkv"), 3 * hidden, hidden, attention);
-        self.linear(&name("attn.Wo"), hidden, hidden, attention);
-        self.norm(&name("mlp_norm"));
-        let mlp = self.config.has_mlp_bias;
-        self.linear(&name("mlp.Wi"), 2 * inner, hidden, mlp);
-        self.linear(&name("mlp.Wo"), hidden, inner, mlp);
-    }
-
-    fn linear(&mut self, name: &str, rows: usize, columns: usize, has_bias: bool) {
-        self.matrix(name, rows, columns, Part::Layer);
-        if has_bias {
-            self.push(format!("{name}.bias"), vec![rows], Role::Bias);
-        }
-    }
-
-    fn matrix(&mut self, name: &str, rows: usize, columns: usize, part: Part) {
-        let role = Role::Matrix(part);
-        self.push(format!("{name}.weight"), vec![rows, columns], role);
-    }
-
-    /// A lookup table, whose rows stay as they are.
-    fn table(&mut self, name: &str, rows: usize) {
-        let shape = vec![rows, self.config.hidden_size];
-        self.push(format!("{name}.weight"), shape, Role::Norm);
-    }
-
-    fn norm(&mut self, name: &str) {
-        let shape = vec![self.config.hidden_size];
-        self.push(format!("{name}.weight"), shape.clone(), Role::Norm);
-        if self.config.has_norm_bias {
-            self.push(format!("{name}.bias"), shape, Role::Norm);
-        }
-    }
-
-    fn push(&mut self, name: String, shape: Vec<usize>, role: Role) {
-        self.tensors.push(PlannedTensor { name, shape, role });
+fn norm(all: &mut Plan, name: &str, config: &EncoderConfig) {
+    all.push(format!("{name}.weight"), vec![config.hidden_size], None);
+    if config.has_norm_bias {
+        all.push(format!("{name}.bias"), vec![config.hidden_size], None);
     }
 }
 
@@ -158,7 +128,7 @@ pub(super) fn of_head(head: &HeadConfig) -> Vec<(&str, PlannedTensor)> {
         let tensor = |tail: &str, shape| PlannedTensor {
             name: format!("{name}.{tail}"),
             shape,
-            role: Role::Norm,
+            matrix: None,
         };
         all.push((folder.as_str(), tensor("weight", weight)));
         if let Some(width) = bias {

@@ -16,7 +16,6 @@ use super::*;
 use crate::load::config::rope::yarn_amplitude;
 use crate::load::gguf::config::{self, usual_full_every};
 use crate::load::gguf::place;
-use crate::load::plan::Role;
 use crate::load::quantize::{Part, floats};
 use crate::load::tensors::RowOrder;
 use crate::model::config::{Rope, RopeScaling};
@@ -76,13 +75,15 @@ pub(super) fn tensors(model: &OpenModel, matrices: GgmlDType) -> Vec<(String, QT
         let place = place(&model.architecture, &planned.name, config)
             .unwrap_or_else(|| Place::whole(planned.name.clone()));
         let raw = model.required(&planned.name, &planned.shape).unwrap();
-        let (dtype, offset) = match planned.role {
-            Role::Norm => (GgmlDType::F32, config.norm_weight_offset),
-            Role::Bias | Role::Matrix(Part::Router) => (GgmlDType::F32, 0.0),
-            Role::Matrix(_) => (matrices, 0.0),
+        let dtype = match planned.matrix {
+            None | Some(Part::Router) => GgmlDType::F32,
+            Some(Part::Layer | Part::Vocabulary) => matrices,
         };
         let mut numbers = reordered(&raw, place.rows);
-        numbers.iter_mut().for_each(|number| *number += offset);
+        if planned.name.contains("norm") {
+            let offset = config.norm_weight_offset;
+            numbers.iter_mut().for_each(|number| *number += offset);
+        }
         // The file may have the next part of the same tensor.
         let known = all.iter_mut().rev().find(|known| known.name == place.name);
         match known {

@@ -48,7 +48,7 @@ impl<'a> Builder<'a> {
         let config = self.config;
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
         let (embedding_name, output_name) = ("model.embed_tokens.weight", "lm_head.weight");
-        let embedding = self.weights.embedding(embedding_name, vocab_size, hidden)?;
+        let embedding = self.weights.matrix(embedding_name, vocab_size, hidden)?;
         let layers = (0..config.num_layers)
             .map(|index| self.layer(index))
             .collect::<Result<_>>()?;

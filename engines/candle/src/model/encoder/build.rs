@@ -50,7 +50,7 @@ impl<'a> Builder<'a> {
             EncoderFamily::Bert => ("embeddings.word_embeddings.weight", "embeddings.LayerNorm"),
             EncoderFamily::ModernBert => ("embeddings.tok_embeddings.weight", "embeddings.norm"),
         };
-        let words = (self.weights).embedding(words_name, config.vocab_size, config.hidden_size)?;
+        let words = (self.weights).matrix(words_name, config.vocab_size, config.hidden_size)?;
         let positions = self.positions()?;
         let token_types = self.token_types()?;
         let embedding_norm = self.norm(norm_name)?;

@@ -45,10 +45,6 @@ impl Weights for Exact<'_> {
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
         Ok(Self::exact(&self.0.matrix(name, rows, columns)?))
     }
-
-    fn embedding(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
-        Ok(Self::exact(&self.0.embedding(name, rows, columns)?))
-    }
 }
 
 fn load_exact(name: &str) -> (Model, ModelConfig) {
@@ -87,11 +83,6 @@ impl Weights for QuantizedPart<'_> {
 
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
         let matrix = self.exact.matrix(name, rows, columns)?;
-        Ok(self.quantized(name, matrix))
-    }
-
-    fn embedding(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
-        let matrix = self.exact.embedding(name, rows, columns)?;
         Ok(self.quantized(name, matrix))
     }
 }
