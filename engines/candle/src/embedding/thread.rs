@@ -1,5 +1,6 @@
 //! The thread that loads an embedder and serves it. Each step plans, computes and answers; commands are taken between steps.
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Duration;
 
 use genset_backend_common::{
@@ -79,17 +80,10 @@ struct EmbeddingCore {
     prompt_tokens: u64,
 }
 
-/// Whether the thread continues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    GoOn,
-    End,
-}
-
 impl EmbeddingCore {
     /// Serves until it is stopped, all command senders are gone, or the model fails for good.
     fn run(mut self, mut commands: mpsc::Receiver<Told>) {
-        while self.take_commands(&mut commands) == Then::GoOn && self.step() == Then::GoOn {}
+        while self.take_commands(&mut commands).is_continue() && self.step().is_continue() {}
         commands.close();
         while let Ok(command) = commands.try_recv() {
             let _ = self.obey(command);
@@ -99,27 +93,22 @@ impl EmbeddingCore {
     }
 
     /// Takes the queued commands; waits if there is nothing to compute.
-    fn take_commands(&mut self, commands: &mut mpsc::Receiver<Told>) -> Then {
+    fn take_commands(&mut self, commands: &mut mpsc::Receiver<Told>) -> ControlFlow<()> {
         if self.queue.is_empty() {
             self.publish();
             match commands.blocking_recv() {
-                Some(command) => {
-                    if self.obey(command) == Then::End {
-                        return Then::End;
-                    }
-                }
-                None => return Then::End,
+                Some(command) => self.obey(command)?,
+                None => return Break(()),
             }
         }
         while let Ok(command) = commands.try_recv() {
-            if self.obey(command) == Then::End {
-                return Then::End;
-            }
+            self.obey(command)?;
         }
-        Then::GoOn
+        Continue(())
     }
 
-    fn obey(&mut self, command: Told) -> Then {
+    /// Breaks if the thread is to end.
+    fn obey(&mut self, command: Told) -> ControlFlow<()> {
         match command {
             Told::Add(request) => {
                 if let Err(refused) = self.queue.add(request) {
@@ -127,19 +116,19 @@ impl EmbeddingCore {
                     let error = EngineError::new(ErrorKind::Overloaded, problem);
                     refused.end(error.with_retry_after(RETRY_AFTER));
                 }
-                Then::GoOn
+                Continue(())
             }
-            Told::Stop => Then::End,
+            Told::Stop => Break(()),
         }
     }
 
-    fn step(&mut self) -> Then {
+    fn step(&mut self) -> ControlFlow<()> {
         let began = Instant::now();
         self.queue.plan();
         self.publish();
         let inputs = self.queue.planned();
         if inputs.is_empty() {
-            return Then::GoOn;
+            return Continue(());
         }
         let sequences = inputs.len();
         let tokens: usize = inputs.iter().map(|input| input.tokens.len()).sum();
@@ -158,13 +147,13 @@ impl EmbeddingCore {
                     tokens,
                     generated_tokens: 0,
                 });
-                Then::GoOn
+                Continue(())
             }
             Err(problem) => self.fail_step(&problem),
         }
     }
 
-    fn fail_step(&mut self, problem: &ForwardError) -> Then {
+    fn fail_step(&mut self, problem: &ForwardError) -> ControlFlow<()> {
         tracing::error!(%problem, "the model failed to compute a step");
         self.metrics.failed_step();
         self.queue.fail(&EngineError::internal(
@@ -172,11 +161,11 @@ impl EmbeddingCore {
         ));
         // A request may be the cause of one failed step, but not of a failed step with a single, arbitrary token.
         match compute(&mut *self.model, &[&WholeSequence::of_one_text(vec![0])]) {
-            Ok(_) => Then::GoOn,
+            Ok(_) => Continue(()),
             Err(problem) => {
                 let problem = format!("the model computes no more: {problem}");
                 self.health.report_dead(problem);
-                Then::End
+                Break(())
             }
         }
     }

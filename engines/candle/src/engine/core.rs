@@ -3,6 +3,7 @@
 mod commands;
 
 use std::collections::HashMap;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -60,16 +61,6 @@ pub(crate) struct Core {
     spare_block: usize,
 }
 
-/// What the loop does next.
-enum Then {
-    /// Plan again.
-    GoOn,
-    /// Nothing can be computed before a command comes.
-    Wait,
-    /// End the thread.
-    End,
-}
-
 /// The result of a request that sampled in this step.
 struct Delivery {
     choosing: Choosing,
@@ -106,41 +97,36 @@ impl Core {
 
     /// Serves until it is stopped, all command senders are gone, or the model fails for good.
     pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut then = Then::Wait;
-        loop {
-            then = match then {
-                Then::End => break,
-                Then::Wait => {
-                    self.publish_state();
-                    match commands.blocking_recv() {
-                        Some(command) => match self.obey(command) {
-                            // Requests that arrived together start together.
-                            Then::GoOn => self.take_commands(&mut commands),
-                            then @ (Then::Wait | Then::End) => then,
-                        },
-                        None => Then::End,
-                    }
-                }
-                Then::GoOn => self.take_commands(&mut commands),
-            };
-            if matches!(then, Then::GoOn) {
-                then = self.move_more(&mut commands);
-            }
-            if matches!(then, Then::GoOn) {
-                for id in self.freed.take() {
-                    self.scheduler.free_held(id);
-                }
-                self.look_at_readers();
-                // The command queue may have been full when a sign was sent.
-                self.has_looked = false;
-                then = self.step();
-            }
-        }
+        let _ = self.serve(&mut commands);
         commands.close();
         while let Ok(command) = commands.try_recv() {
             let _ = self.obey(command);
         }
         self.end_all();
+    }
+
+    /// Takes commands and computes steps until the thread is to end.
+    fn serve(&mut self, commands: &mut mpsc::Receiver<Command>) -> ControlFlow<()> {
+        let mut has_work = false;
+        loop {
+            if !has_work {
+                self.publish_state();
+                match commands.blocking_recv() {
+                    Some(command) => self.obey(command)?,
+                    None => return Break(()),
+                }
+            }
+            // Requests that arrived together start together.
+            self.take_commands(commands)?;
+            self.move_more(commands)?;
+            for id in self.freed.take() {
+                self.scheduler.free_held(id);
+            }
+            self.look_at_readers();
+            // The command queue may have been full when a sign was sent.
+            self.has_looked = false;
+            has_work = self.step()?;
+        }
     }
 
     /// Frees what cancelled requests hold, and pauses those whose readers are behind.
@@ -156,7 +142,8 @@ impl Core {
         });
     }
 
-    fn step(&mut self) -> Then {
+    /// Returns whether more can be computed before a command comes.
+    fn step(&mut self) -> ControlFlow<(), bool> {
         let began = Instant::now();
         if !self.adapted.is_empty() {
             // The last of its requests frees an unloaded adapter's memory.
@@ -167,11 +154,7 @@ impl Core {
         self.publish_events();
         self.end_outgrown(&step.outgrown);
         if step.rows.is_empty() {
-            return if step.is_empty() {
-                Then::Wait
-            } else {
-                Then::GoOn
-            };
+            return Continue(!step.is_empty());
         }
         let computing = Instant::now();
         self.speculate(&mut step.rows);
@@ -197,7 +180,7 @@ impl Core {
                 };
                 self.outlets.metrics.step(figures);
                 self.publish_state();
-                Then::GoOn
+                Continue(true)
             }
             Err(problem) => self.fail_step(&step.rows, choosing, &problem),
         }
@@ -386,7 +369,7 @@ impl Core {
         rows: &[Scheduled],
         choosing: Vec<Choosing>,
         problem: &ForwardError,
-    ) -> Then {
+    ) -> ControlFlow<(), bool> {
         tracing::error!(%problem, sequences = rows.len(), "the model failed to compute a step");
         self.outlets.metrics.failed_step();
         self.requests.extend(
@@ -405,12 +388,12 @@ impl Core {
         }
         self.outlets.readers.wake(wakers);
         match self.ask_model() {
-            Ok(()) => Then::GoOn,
+            Ok(()) => Continue(true),
             Err(problem) => {
                 self.outlets
                     .health
                     .report_dead(format!("the model computes no more: {problem}"));
-                Then::End
+                Break(())
             }
         }
     }
@@ -446,9 +429,8 @@ impl Core {
         let error = self.outlets.health.stopped();
         for (id, active) in self.requests.drain() {
             self.scheduler.cancel(id);
-            self.outlets
-                .readers
-                .wake(active.outlet.end(Err(error.clone())).into_iter().collect());
+            let waker = active.outlet.end(Err(error.clone()));
+            self.outlets.readers.wake(waker);
         }
         self.publish_state();
     }

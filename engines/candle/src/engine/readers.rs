@@ -25,7 +25,8 @@ struct Waiting {
 
 impl Readers {
     /// Hands over readers to wake; never blocks.
-    pub(crate) fn wake(&self, wakers: Vec<Waker>) {
+    pub(crate) fn wake(&self, wakers: impl IntoIterator<Item = Waker>) {
+        let wakers: Vec<Waker> = wakers.into_iter().collect();
         if wakers.is_empty() {
             return;
         }

@@ -1,5 +1,6 @@
 //! [`Command`]: the commands that the engine thread takes between its steps, and how it executes them.
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -9,12 +10,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use genset_backend_common::{EngineError, ErrorKind, RequestField};
 use genset_scheduler::{AddError, NewSequence, SequenceId};
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::super::blocks;
 use super::super::sequence::Arrival;
-use super::{Core, Then};
+use super::Core;
 
 /// How long a client should wait after it was rejected because the queue is full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -53,45 +55,41 @@ pub(crate) enum Command {
 }
 
 impl Core {
-    pub(super) fn take_commands(&mut self, commands: &mut mpsc::Receiver<Command>) -> Then {
+    pub(super) fn take_commands(
+        &mut self,
+        commands: &mut mpsc::Receiver<Command>,
+    ) -> ControlFlow<()> {
         loop {
             match commands.try_recv() {
-                Ok(command) => {
-                    if let Then::End = self.obey(command) {
-                        return Then::End;
-                    }
-                }
-                Err(mpsc::error::TryRecvError::Empty) => return Then::GoOn,
-                Err(mpsc::error::TryRecvError::Disconnected) => return Then::End,
+                Ok(command) => self.obey(command)?,
+                Err(TryRecvError::Empty) => return Continue(()),
+                Err(TryRecvError::Disconnected) => return Break(()),
             }
         }
     }
 
     /// If bytes of KV blocks were moved, continues to take commands for a small part of a step's time. A transfer sends its next
     /// bytes once these are handled, and would otherwise wait for all of the next step. Work that becomes ready ends this wait.
-    pub(super) fn move_more(&mut self, commands: &mut mpsc::Receiver<Command>) -> Then {
+    pub(super) fn move_more(&mut self, commands: &mut mpsc::Receiver<Command>) -> ControlFlow<()> {
         if !std::mem::take(&mut self.has_moved) || self.scheduler.is_idle() {
-            return Then::GoOn;
+            return Continue(());
         }
         let until = Instant::now() + self.step_time / MOVING_PART;
         while let Some(command) = next_until(commands, until) {
             let is_newcomer = matches!(command, Command::Add(_) | Command::Received(_));
-            if let Then::End = self.obey(command) {
-                return Then::End;
-            }
+            self.obey(command)?;
             if is_newcomer {
                 // Requests that arrived together start together.
-                if let Then::End = self.take_commands(commands) {
-                    return Then::End;
-                }
+                self.take_commands(commands)?;
                 break;
             }
         }
         self.has_moved = false;
-        Then::GoOn
+        Continue(())
     }
 
-    pub(super) fn obey(&mut self, command: Command) -> Then {
+    /// Breaks if the thread is to end.
+    pub(super) fn obey(&mut self, command: Command) -> ControlFlow<()> {
         match command {
             Command::Add(arrival) => self.add(*arrival),
             Command::Look => self.has_looked = false,
@@ -120,9 +118,9 @@ impl Core {
                 // The requester may be gone.
                 let _ = done.send(());
             }
-            Command::Stop => return Then::End,
+            Command::Stop => return Break(()),
         }
-        Then::GoOn
+        Continue(())
     }
 
     fn add(&mut self, arrival: Arrival) {
@@ -155,13 +153,10 @@ impl Core {
                 self.adapted.extend(adapter.map(|adapter| (id, adapter)));
                 self.requests.insert(id, active);
             }
-            Err(refusal) => self.outlets.readers.wake(
-                active
-                    .outlet
-                    .end(Err(refused(refusal)))
-                    .into_iter()
-                    .collect(),
-            ),
+            Err(refusal) => {
+                let waker = active.outlet.end(Err(refused(refusal)));
+                self.outlets.readers.wake(waker);
+            }
         }
     }
 }
