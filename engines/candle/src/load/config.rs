@@ -30,38 +30,24 @@ enum Family {
     GptOss,
 }
 
-/// The supported architectures of checkouts, as `config.json` calls them.
-const ARCHITECTURES: [(&str, Family); 11] = [
-    ("LlamaForCausalLM", Family::Llama),
-    ("MistralForCausalLM", Family::Mistral),
-    ("MixtralForCausalLM", Family::Mixtral),
-    ("Qwen2ForCausalLM", Family::Qwen2),
-    ("Qwen3ForCausalLM", Family::Qwen3),
-    ("Qwen3MoeForCausalLM", Family::Qwen3Moe),
-    ("Gemma2ForCausalLM", Family::Gemma2),
-    ("Gemma3ForCausalLM", Family::Gemma3),
-    ("Phi3ForCausalLM", Family::Phi3),
-    ("SmolLM3ForCausalLM", Family::SmolLm3),
-    ("GptOssForCausalLM", Family::GptOss),
+/// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
+const ARCHITECTURES: [(&str, Family, &str); 11] = [
+    ("LlamaForCausalLM", Family::Llama, "llama"),
+    ("MistralForCausalLM", Family::Mistral, "llama"),
+    ("MixtralForCausalLM", Family::Mixtral, "llama"),
+    ("Qwen2ForCausalLM", Family::Qwen2, "qwen2"),
+    ("Qwen3ForCausalLM", Family::Qwen3, "qwen3"),
+    ("Qwen3MoeForCausalLM", Family::Qwen3Moe, "qwen3moe"),
+    ("Gemma2ForCausalLM", Family::Gemma2, "gemma2"),
+    ("Gemma3ForCausalLM", Family::Gemma3, "gemma3"),
+    ("Phi3ForCausalLM", Family::Phi3, "phi3"),
+    ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
+    ("GptOssForCausalLM", Family::GptOss, "gpt-oss"),
 ];
 
 impl Family {
     const fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
-    }
-
-    const fn gguf_name(self) -> &'static str {
-        match self {
-            Self::Llama | Self::Mistral | Self::Mixtral => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Qwen3Moe => "qwen3moe",
-            Self::Gemma2 => "gemma2",
-            Self::Gemma3 => "gemma3",
-            Self::Phi3 => "phi3",
-            Self::SmolLm3 => "smollm3",
-            Self::GptOss => "gpt-oss",
-        }
     }
 
     const fn naming(self) -> Naming {
@@ -155,7 +141,7 @@ pub(crate) struct Checkout {
 pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     let value: Value =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
-    let family = family(path, &value)?;
+    let (family, gguf_name) = architecture(path, &value)?;
     check_required(path, &value)?;
     let raw: Raw = serde_json::from_value(value).map_err(|error| LoadError::broken(path, error))?;
     let source = Source { path, family, raw };
@@ -164,20 +150,21 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     Ok(Checkout {
         packed: source.packed()?,
         config,
-        gguf_name: family.gguf_name(),
+        gguf_name,
         naming: family.naming(),
     })
 }
 
-fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {
+/// The family of the architecture, and its name in GGUF files.
+fn architecture(path: &Path, value: &Value) -> Result<(Family, &'static str), LoadError> {
     let named = value
         .pointer("/architectures/0")
         .and_then(Value::as_str)
         .unwrap_or_default();
     let model_type = value.get("model_type").and_then(Value::as_str);
-    let found = ARCHITECTURES.iter().find(|(known, _)| *known == named);
+    let found = ARCHITECTURES.iter().find(|(known, ..)| *known == named);
     found
-        .map(|(_, family)| *family)
+        .map(|(_, family, gguf_name)| (*family, *gguf_name))
         .ok_or_else(|| LoadError::UnknownArchitecture {
             path: path.to_owned(),
             architecture: if named.is_empty() {
@@ -185,7 +172,7 @@ fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {
             } else {
                 named.to_owned()
             },
-            known: ARCHITECTURES.map(|(name, _)| name).to_vec(),
+            known: ARCHITECTURES.map(|(name, ..)| name).to_vec(),
         })
 }
 
@@ -206,7 +193,12 @@ impl Source<'_> {
         Ok(ModelConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
-            intermediate_size: self.intermediate_size(),
+            // The width inside one expert, if there are experts.
+            intermediate_size: if family == Family::Qwen3Moe {
+                raw.moe_intermediate_size.unwrap_or(768)
+            } else {
+                raw.intermediate_size
+            },
             num_layers: raw.num_hidden_layers,
             num_heads: raw.num_attention_heads,
             num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
@@ -304,24 +296,6 @@ impl Source<'_> {
             }
         };
         self.raw.head_dim.unwrap_or(by_default)
-    }
-
-    /// The width inside the feed-forward block, or inside one expert.
-    fn intermediate_size(&self) -> usize {
-        let raw = &self.raw;
-        match self.family {
-            Family::Qwen3Moe => raw.moe_intermediate_size.unwrap_or(768),
-            Family::Llama
-            | Family::Mistral
-            | Family::Mixtral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Gemma2
-            | Family::Gemma3
-            | Family::Phi3
-            | Family::SmolLm3
-            | Family::GptOss => raw.intermediate_size,
-        }
     }
 
     fn activation(&self) -> Result<Activation, LoadError> {
