@@ -378,10 +378,15 @@ impl Source<'_> {
             }))
         };
         if let Some(types) = &raw.layer_types {
-            return match pattern(types) {
-                Some(Pattern::AllFull) => Ok(None),
-                Some(Pattern::AllWindowed) => window(None),
-                Some(Pattern::FullEvery(period)) => window(Some(period)),
+            let is_full = |kind: &String| match kind.as_str() {
+                "full_attention" => Some(true),
+                "sliding_attention" => Some(false),
+                _ => None,
+            };
+            let are_full: Option<Vec<bool>> = types.iter().map(is_full).collect();
+            return match are_full.and_then(|are_full| period(&are_full)) {
+                Some(Some(1)) => Ok(None),
+                Some(full_every) => window(full_every),
                 None => {
                     let fix =
                         "every nth layer must be full_attention and all others sliding_attention";
@@ -409,33 +414,17 @@ impl Source<'_> {
     }
 }
 
-enum Pattern {
-    AllFull,
-    AllWindowed,
-    FullEvery(usize),
-}
-
-/// The repeating pattern of the layers' kinds; `None` if [`SlidingWindow`] cannot express it.
-fn pattern(types: &[String]) -> Option<Pattern> {
-    let is_full: Vec<bool> = types.iter().map(|kind| kind == "full_attention").collect();
-    let is_known = types
-        .iter()
-        .all(|kind| kind == "full_attention" || kind == "sliding_attention");
-    if !is_known {
-        return None;
-    }
-    let Some(first) = is_full.iter().position(|is_full| *is_full) else {
-        return Some(Pattern::AllWindowed);
+/// The period of the marked layers, each the last of its period; `Some(None)` without a marked layer, `None` if they do not
+/// repeat.
+fn period(is_marked: &[bool]) -> Option<Option<usize>> {
+    let Some(first) = is_marked.iter().position(|is_marked| *is_marked) else {
+        return Some(None);
     };
-    if is_full.iter().all(|is_full| *is_full) {
-        return Some(Pattern::AllFull);
-    }
     let period = first + 1;
-    let repeats = is_full
-        .iter()
-        .enumerate()
-        .all(|(layer, is_full)| *is_full == (layer + 1).is_multiple_of(period));
-    repeats.then_some(Pattern::FullEvery(period))
+    let mut layers = is_marked.iter().enumerate();
+    layers
+        .all(|(layer, is_marked)| *is_marked == (layer + 1).is_multiple_of(period))
+        .then_some(Some(period))
 }
 
 /// Rejects impossible sizes, so that later code does not divide by zero or allocate without limit.

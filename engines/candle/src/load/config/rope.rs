@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Family, Source, single};
+use super::{Family, Source, period, single};
 use crate::error::LoadError;
 use crate::model::config::{Rope, RopeScaling};
 
@@ -82,15 +82,9 @@ impl Source<'_> {
             let problem = format!("has {} numbers, fewer than layers", layers.len());
             return Err(LoadError::bad_config(self.path, field, problem));
         };
-        let Some(first) = layers.iter().position(|turns| *turns == 0) else {
-            return Ok(None);
-        };
-        let every = first + 1;
-        let repeats = layers.iter().enumerate();
-        let mut repeats =
-            repeats.map(|(layer, turns)| (*turns == 0) == (layer + 1).is_multiple_of(every));
-        if repeats.all(|repeats| repeats) {
-            return Ok(Some(every));
+        let is_still: Vec<bool> = layers.iter().map(|turns| *turns == 0).collect();
+        if let Some(every) = period(&is_still) {
+            return Ok(every);
         }
         let value = format!("{layers:?}");
         self.unsupported(field, value, "every nth layer must be 0 and all others 1")
