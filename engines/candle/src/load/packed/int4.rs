@@ -65,14 +65,7 @@ pub(super) fn tensor<'a>(
         module,
         group_size,
     };
-    let int4 = match packing {
-        Packing::Gptq {
-            zero_offset,
-            has_order,
-        } => parts.gptq(&codes, zero_offset, has_order)?,
-        Packing::Awq => parts.awq(&codes)?,
-        Packing::Compressed { has_zeros } => parts.compressed(&codes, has_zeros)?,
-    };
+    let int4 = parts.matrix(&codes, packing)?;
     Ok(Some(int4.into_tensor(codes.name)))
 }
 
@@ -84,90 +77,63 @@ struct Parts<'a, 'b> {
 }
 
 impl<'a> Parts<'a, '_> {
-    /// `qweight` is `[columns / 8, rows]`, `qzeros` `[groups, rows / 8]`, `scales` `[groups, rows]`, `g_idx` `[columns]`.
-    fn gptq(
-        &self,
-        codes: &Stored<'a>,
-        zero_offset: u8,
-        has_order: bool,
-    ) -> Result<Int4<'a>, LoadError> {
-        let (words, rows) = self.two(codes)?;
-        let columns = self.eight(codes, words)?;
-        self.whole_words(codes, rows)?;
-        let order = self.order("g_idx", columns, has_order, false)?;
+    /// The matrix with these values. Eight packed numbers are a word; compressed-tensors rounds up, and has both sizes in
+    /// `weight_shape`.
+    ///
+    /// | packing | values | zero points | scales | groups of columns |
+    /// | --- | --- | --- | --- | --- |
+    /// | GPTQ | `[columns / 8, rows]` | `[groups, rows / 8]` | `[groups, rows]` | `[columns]` |
+    /// | AWQ | `[columns, rows / 8]` | `[groups, rows / 8]` | `[groups, rows]` | |
+    /// | compressed-tensors | `[rows, columns / 8]` | `[rows / 8, groups]` | `[rows, groups]` | `[columns]` |
+    fn matrix(&self, codes: &Stored<'a>, packing: Packing) -> Result<Int4<'a>, LoadError> {
+        let (first, second) = self.two(codes)?;
+        let (rows, columns, layout, order) = match packing {
+            Packing::Gptq { has_order, .. } => {
+                let columns = self.eight(codes, first)?;
+                self.whole_words(codes, second)?;
+                let order = self.order("g_idx", columns, has_order, false)?;
+                (second, columns, Layout::Gptq, order)
+            }
+            Packing::Awq => (self.eight(codes, second)?, first, Layout::Awq, None),
+            Packing::Compressed { .. } => {
+                let columns = self.columns_of_shape(first, second)?;
+                let order = self.order("weight_g_idx", columns, false, true)?;
+                (first, columns, Layout::Rows { words: second }, order)
+            }
+        };
         let groups = self.groups(columns);
-        let (scales, zeros) = (self.part("scales")?, self.part("qzeros")?);
-        check_shape(self.folder, &scales, &[groups, rows])?;
-        let zeros = Zeros {
-            words: Words::try_new(self.folder, &zeros, &[groups, rows / 8])?,
-            offset: zero_offset,
+        let (scales, shape) = match layout {
+            Layout::Gptq | Layout::Awq => ("scales", [groups, rows]),
+            Layout::Rows { .. } => ("weight_scale", [rows, groups]),
+        };
+        let scales = self.part(scales)?;
+        check_shape(self.folder, &scales, &shape)?;
+        let zeros = match packing {
+            Packing::Gptq { zero_offset, .. } => {
+                Some(self.zeros("qzeros", [groups, rows / 8], zero_offset)?)
+            }
+            Packing::Awq => Some(self.zeros("qzeros", [groups, rows / 8], 0)?),
+            Packing::Compressed { has_zeros: true } => {
+                Some(self.zeros("weight_zero_point", [rows.div_ceil(8), groups], 0)?)
+            }
+            Packing::Compressed { has_zeros: false } => None,
         };
         Ok(Int4 {
             rows,
             columns,
             groups,
             group_size: self.group_size.unwrap_or(columns),
-            layout: Layout::Gptq,
-            codes: Words::try_new(self.folder, codes, &[words, rows])?,
-            zeros: Some(zeros),
-            scales: Floats::try_new(self.folder, &scales)?,
-            order,
-        })
-    }
-
-    /// `qweight` is `[columns, rows / 8]`, `qzeros` `[groups, rows / 8]`, `scales` `[groups, rows]`.
-    fn awq(&self, codes: &Stored<'a>) -> Result<Int4<'a>, LoadError> {
-        let (columns, words) = self.two(codes)?;
-        let rows = self.eight(codes, words)?;
-        let groups = self.groups(columns);
-        let (scales, zeros) = (self.part("scales")?, self.part("qzeros")?);
-        check_shape(self.folder, &scales, &[groups, rows])?;
-        let zeros = Zeros {
-            words: Words::try_new(self.folder, &zeros, &[groups, words])?,
-            offset: 0,
-        };
-        Ok(Int4 {
-            rows,
-            columns,
-            groups,
-            group_size: self.group_size.unwrap_or(columns),
-            layout: Layout::Awq,
-            codes: Words::try_new(self.folder, codes, &[columns, words])?,
-            zeros: Some(zeros),
-            scales: Floats::try_new(self.folder, &scales)?,
-            order: None,
-        })
-    }
-
-    /// `weight_packed` is `[rows, columns / 8]`, rounded up; `weight_scale` `[rows, groups]`, `weight_zero_point`
-    /// `[rows / 8, groups]`, `weight_shape` the two sizes.
-    fn compressed(&self, codes: &Stored<'a>, has_zeros: bool) -> Result<Int4<'a>, LoadError> {
-        let (rows, words) = self.two(codes)?;
-        let columns = self.columns_of_shape(rows, words)?;
-        let order = self.order("weight_g_idx", columns, false, true)?;
-        let groups = self.groups(columns);
-        let scales = self.part("weight_scale")?;
-        check_shape(self.folder, &scales, &[rows, groups])?;
-        let zeros = if has_zeros {
-            let zeros = self.part("weight_zero_point")?;
-            Some(Zeros {
-                words: Words::try_new(self.folder, &zeros, &[rows.div_ceil(8), groups])?,
-                offset: 0,
-            })
-        } else {
-            None
-        };
-        Ok(Int4 {
-            rows,
-            columns,
-            groups,
-            group_size: self.group_size.unwrap_or(columns),
-            layout: Layout::Rows { words },
-            codes: Words::try_new(self.folder, codes, &[rows, words])?,
+            layout,
+            codes: Words::try_new(self.folder, codes, &[first, second])?,
             zeros,
             scales: Floats::try_new(self.folder, &scales)?,
             order,
         })
+    }
+
+    fn zeros(&self, suffix: &str, shape: [usize; 2], offset: u8) -> Result<Zeros<'a>, LoadError> {
+        let words = Words::try_new(self.folder, &self.part(suffix)?, &shape)?;
+        Ok(Zeros { words, offset })
     }
 
     fn part(&self, suffix: &str) -> Result<Stored<'a>, LoadError> {
