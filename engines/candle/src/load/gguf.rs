@@ -15,7 +15,7 @@ use super::tensors::{Data, RawTensor, RowOrder};
 use crate::error::LoadError;
 use crate::model::config::{Experts, ModelConfig};
 use config::Metadata;
-use header::{Header, Kind, SUPPORTED};
+use header::{Header, SUPPORTED, type_name};
 
 /// A mapped GGUF file, or all its parts.
 #[derive(Debug)]
@@ -72,17 +72,12 @@ impl GgufFile {
         let Some((name, info)) = self.header.tensors.get_key_value(name) else {
             return Ok(None);
         };
-        let dtype = match info.kind {
-            Kind::Known(dtype) => dtype,
-            Kind::Unknown(_) => {
-                return Err(LoadError::UnsupportedDtype {
-                    path: self.path.clone(),
-                    name: name.clone(),
-                    found: info.kind.name(),
-                    supported: SUPPORTED,
-                });
-            }
-        };
+        let dtype = info.dtype.map_err(|number| LoadError::UnsupportedDtype {
+            path: self.path.clone(),
+            name: name.clone(),
+            found: type_name(number),
+            supported: SUPPORTED,
+        })?;
         let file = self.files.get(info.file);
         let data = file.and_then(|file| file.get(info.start..info.end));
         Ok(data.map(|data| RawTensor {

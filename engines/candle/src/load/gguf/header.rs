@@ -49,7 +49,8 @@ pub(crate) enum Value {
 /// The place of a tensor; its bytes are checked to be in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct TensorInfo {
-    pub(crate) kind: Kind,
+    /// The type of its numbers, or ggml's number of an unknown one.
+    pub(crate) dtype: Result<WeightType, u32>,
     /// Rows first, unlike in the file.
     pub(crate) shape: Vec<usize>,
     /// The index of the model's part that contains it, from 0.
@@ -58,14 +59,6 @@ pub(crate) struct TensorInfo {
     pub(crate) start: usize,
     /// Offset past the last byte; `start` if the type is unknown.
     pub(crate) end: usize,
-}
-
-/// The type of a tensor's numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Known(WeightType),
-    /// ggml's number of an unknown type.
-    Unknown(u32),
 }
 
 impl Header {
@@ -152,7 +145,7 @@ impl Header {
 /// A tensor as the header declares it.
 struct Declared {
     name: String,
-    kind: Kind,
+    dtype: Result<WeightType, u32>,
     shape: Vec<usize>,
     /// Relative to the start of the tensor data.
     offset: u64,
@@ -165,15 +158,15 @@ impl Declared {
             .shape
             .iter()
             .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
-        let bytes = match self.kind {
-            Kind::Known(dtype) => {
+        let bytes = match self.dtype {
+            Ok(dtype) => {
                 let row = self.shape.last().copied().unwrap_or(1);
                 if !row.is_multiple_of(dtype.block_size()) {
                     return None;
                 }
                 bytes_of(dtype, elements)?
             }
-            Kind::Unknown(_) => 0,
+            Err(_) => 0,
         };
         let offset = usize::try_from(self.offset).ok()?;
         if !offset.is_multiple_of(alignment) {
@@ -181,7 +174,7 @@ impl Declared {
         }
         let start = base.checked_add(offset)?;
         Some(TensorInfo {
-            kind: self.kind,
+            dtype: self.dtype,
             shape: self.shape.clone(),
             file: 0,
             start,
@@ -331,11 +324,13 @@ impl<'a> Reader<'a> {
             shape.push(dim);
         }
         shape.reverse();
-        let kind = kind(self.u32()?);
+        let kind = self.u32()?;
+        let known = KINDS.iter().find(|(id, ..)| *id == kind);
+        let dtype = known.and_then(|(_, _, dtype)| *dtype).ok_or(kind);
         let offset = self.u64()?;
         Ok(Declared {
             name,
-            kind,
+            dtype,
             shape,
             offset,
         })
@@ -360,26 +355,11 @@ impl Number {
     }
 }
 
-fn kind(number: u32) -> Kind {
-    let known = KINDS.iter().find(|(id, _, _)| *id == number);
-    match known {
-        Some((_, _, Some(dtype))) => Kind::Known(*dtype),
-        Some((_, _, None)) | None => Kind::Unknown(number),
-    }
-}
-
-impl Kind {
-    /// ggml's name of the type.
-    pub(crate) fn name(self) -> String {
-        let found = KINDS.iter().find(|(id, _, dtype)| match self {
-            Self::Known(known) => *dtype == Some(known),
-            Self::Unknown(number) => *id == number,
-        });
-        match (found, self) {
-            (Some((_, name, _)), _) => (*name).to_owned(),
-            (None, Self::Unknown(number)) => format!("of ggml's type {number}"),
-            (None, Self::Known(dtype)) => format!("{dtype:?}"),
-        }
+/// ggml's name of a type.
+pub(crate) fn type_name(number: u32) -> String {
+    match KINDS.iter().find(|(id, ..)| *id == number) {
+        Some((_, name, _)) => (*name).to_owned(),
+        None => format!("of ggml's type {number}"),
     }
 }
 
