@@ -19,24 +19,13 @@ use crate::model::embedder::{Embedder, StepRoom, WholeSequence};
 /// with its tokens.
 const LONGEST_INPUT: usize = 8192;
 
-/// The engine thread's interface to a model.
-pub(super) trait MakeVectors: Send {
-    /// Computes a vector for each input, in order.
-    ///
-    /// # Errors
-    /// Any; the step's requests fail, and the engine continues.
-    fn make_vectors(&mut self, inputs: &[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError>;
-}
-
-impl MakeVectors for Embedder {
-    fn make_vectors(&mut self, inputs: &[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError> {
-        Ok(self.forward(inputs)?)
-    }
-}
+/// Computes a vector for each input, in order. After an error the step's requests fail, and the engine continues.
+pub(super) type MakeVectors =
+    dyn FnMut(&[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError> + Send;
 
 /// A model that is ready to compute.
 pub(super) struct LoadedEmbedder {
-    pub(super) model: Box<dyn MakeVectors>,
+    pub(super) model: Box<MakeVectors>,
     pub(super) config: EngineConfig,
     pub(super) room: StepRoom,
     pub(super) max_waiting: usize,
@@ -88,7 +77,7 @@ impl Loader<LoadedEmbedder> for CheckoutLoader {
         let mut weights = open.weights(options, loading_progress(start, was_given_up));
         let head =
             |folder: &str, name: &str, shape: &[usize]| open.head_tensor(folder, name, shape);
-        let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &head, room)?;
+        let mut model = Embedder::try_new(&open.backbone, &open.head, &mut weights, &head, room)?;
         let config = engine_config(&open, room, device.is_cpu());
         let max_tokens = config.context_length_tokens;
         tracing::info!(
@@ -101,7 +90,7 @@ impl Loader<LoadedEmbedder> for CheckoutLoader {
             "the embedder is loaded"
         );
         Ok(LoadedEmbedder {
-            model: Box::new(model),
+            model: Box::new(move |inputs| Ok(model.forward(inputs)?)),
             config,
             room,
             max_waiting: wide(self.args.max_waiting),

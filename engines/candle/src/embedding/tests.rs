@@ -7,10 +7,9 @@ use genset_backend_common::{
     config::{Deviation, InputKind},
 };
 
-use super::loading::{MakeVectors, engine_config};
+use super::loading::engine_config;
 use super::*;
 use crate::DeviceChoice;
-use crate::engine::forward::ForwardError;
 use crate::load::OpenEmbedder;
 use crate::load::tests::encoder;
 use crate::model::embedder::StepRoom;
@@ -146,23 +145,7 @@ async fn a_step_bounds_inputs_where_the_operator_says_so() {
     engine.cleanup().await.unwrap();
 }
 
-/// Fails on token 1, panics on token 2, and fails forever after token 3.
-struct Failing {
-    is_broken: bool,
-}
-
-impl MakeVectors for Failing {
-    fn make_vectors(&mut self, inputs: &[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError> {
-        let has = |token: TokenId| inputs.iter().any(|input| input.tokens.contains(&token));
-        self.is_broken |= has(3);
-        if self.is_broken || has(1) {
-            return Err("no".into());
-        }
-        assert!(!has(2), "two");
-        Ok(vec![vec![1.0]; inputs.len()])
-    }
-}
-
+/// Loads a model that fails on token 1, panics on token 2, and fails forever after token 3.
 struct FailingLoader;
 
 impl Loader<LoadedEmbedder> for FailingLoader {
@@ -173,8 +156,17 @@ impl Loader<LoadedEmbedder> for FailingLoader {
     ) -> Result<LoadedEmbedder, EngineError> {
         let mut config = EngineConfig::new("failing", 100);
         config.capabilities.inputs = [InputKind::Embed].into();
+        let mut is_broken = false;
         Ok(LoadedEmbedder {
-            model: Box::new(Failing { is_broken: false }),
+            model: Box::new(move |inputs| {
+                let has = |token| inputs.iter().any(|input| input.tokens.contains(&token));
+                is_broken |= has(3);
+                if is_broken || has(1) {
+                    return Err("no".into());
+                }
+                assert!(!has(2), "two");
+                Ok(vec![vec![1.0]; inputs.len()])
+            }),
             config,
             room: StepRoom {
                 tokens: 100,

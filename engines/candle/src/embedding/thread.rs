@@ -73,7 +73,7 @@ pub(super) fn serve(
 /// The engine thread's state.
 struct EmbeddingCore {
     queue: Queue,
-    model: Box<dyn MakeVectors>,
+    model: Box<MakeVectors>,
     metrics: Metrics,
     load: LoadPublisher,
     health: HealthReporter,
@@ -185,10 +185,10 @@ impl EmbeddingCore {
 
 /// Computes one vector for each input. Turns a panic into an error.
 fn compute(
-    model: &mut dyn MakeVectors,
+    model: &mut MakeVectors,
     inputs: &[&WholeSequence],
 ) -> Result<Vec<Vec<f32>>, ForwardError> {
-    let vectors = contained(|| model.make_vectors(inputs))?;
+    let vectors = contained(|| model(inputs))?;
     if vectors.len() == inputs.len() {
         return Ok(vectors);
     }
