@@ -9,13 +9,14 @@ mod pressure;
 mod speculation;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use genset_backend_common::output::Finished;
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine, Output,
     OutputStream, RequestContext, Role, StartContext, TokenId,
 };
 
-use self::fake::{Fake, answer_to};
+use self::fake::{Fake, answer_from, answer_to};
 use super::CandleEngine;
 
 /// A started engine and its handles.
@@ -43,6 +44,25 @@ impl Live {
         request: GenerateRequest,
     ) -> Result<(Vec<TokenId>, Finished), EngineError> {
         read(self.send(request).await?).await
+    }
+
+    /// The ends of forty answers at once, all of which are those of a model with this [memory](Fake::memory).
+    async fn crowd(&self, what: &str, memory: Option<usize>, max_tokens: u32) -> Vec<Finished> {
+        let asked = (0..40).map(|number| async move {
+            let prompt = prompt(number);
+            let (tokens, finished) = self.answer(request(&prompt, max_tokens)).await.unwrap();
+            let expected = answer_from(&prompt, usize::try_from(max_tokens).unwrap(), memory);
+            assert_eq!(tokens, expected, "{what}, request {number}");
+            assert_eq!(finished.reason, FinishReason::Length);
+            finished
+        });
+        join_all(asked).await
+    }
+
+    fn metric(&self, name: &str) -> u32 {
+        let text = self.start.metrics.encode();
+        let value = text.lines().find_map(|line| line.strip_prefix(name));
+        value.unwrap().trim().parse().unwrap()
     }
 
     /// Waits until no request holds anything.
@@ -75,6 +95,14 @@ async fn read(mut outputs: OutputStream) -> Result<(Vec<TokenId>, Finished), Eng
         }
     }
     panic!("no terminal");
+}
+
+/// Prompts that share their prefixes.
+fn prompt(number: u32) -> Vec<TokenId> {
+    (0..10)
+        .map(|place| number % 3 * 100 + place)
+        .chain((0..number % 7).map(|place| number * 10 + place))
+        .collect()
 }
 
 fn request(prompt: &[TokenId], max_tokens: u32) -> GenerateRequest {

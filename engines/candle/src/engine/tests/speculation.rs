@@ -1,10 +1,9 @@
 //! Drafts never change an answer: whatever their source, right or wrong, the tokens are those without speculation.
 
-use futures_util::future::join_all;
 use genset_backend_common::GuidedDecoding;
 use genset_backend_common::output::TokenLogprob;
 
-use super::fake::{Guesser, answer_from, logits_after};
+use super::fake::{Guesser, logits_after};
 use super::*;
 
 const GUESSERS: [Guesser; 6] = [
@@ -33,13 +32,6 @@ fn plain() -> Fake {
     }
 }
 
-fn prompt(number: u32) -> Vec<TokenId> {
-    (0..10)
-        .map(|place| number % 3 * 100 + place)
-        .chain((0..number % 7).map(|place| number * 10 + place))
-        .collect()
-}
-
 /// Tokens, log probabilities, and the finish.
 type Whole = (Vec<TokenId>, Vec<TokenLogprob>, Finished);
 
@@ -60,12 +52,6 @@ async fn whole(live: &Live, request: GenerateRequest) -> Whole {
             Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => panic!("tokens only"),
         }
     }
-}
-
-fn metric(live: &Live, name: &str) -> u32 {
-    let text = live.start.metrics.encode();
-    let value = text.lines().find_map(|line| line.strip_prefix(name));
-    value.unwrap().trim().parse().unwrap()
 }
 
 /// Asks an engine with and one without drafts, compares, and returns the answers of the former.
@@ -98,29 +84,19 @@ async fn same(guesser: Guesser, requests: &[GenerateRequest]) -> Vec<Whole> {
 async fn greedy_answers_are_the_models() {
     for guesser in GUESSERS {
         let live = Live::start(guessing(guesser)).await;
-        let asked = (0..40).map(|number| {
-            let live = &live;
-            async move {
-                let prompt = prompt(number);
-                let (tokens, finished) = live.answer(request(&prompt, 150)).await.unwrap();
-                assert_eq!(tokens, answer_from(&prompt, 150, Some(1)), "{guesser:?}");
-                assert_eq!(finished.reason, FinishReason::Length);
-                finished.usage.predictions.unwrap()
-            }
-        });
-        let all = join_all(asked).await;
+        let all = live.crowd(&format!("{guesser:?}"), Some(1), 150).await;
         live.idle().await;
-        let accepted: u32 = all.iter().map(|one| one.accepted).sum();
-        let rejected: u32 = all.iter().map(|one| one.rejected).sum();
-        assert_eq!(
-            metric(&live, "genset_candle_accepted_draft_tokens_total "),
-            accepted
-        );
-        assert_eq!(
-            metric(&live, "genset_candle_draft_tokens_total "),
-            accepted + rejected
-        );
-        assert_eq!(metric(&live, "genset_candle_generated_tokens_total "), 6000);
+        let of = |finished: &Finished| finished.usage.predictions.unwrap();
+        let accepted: u32 = all.iter().map(|one| of(one).accepted).sum();
+        let rejected: u32 = all.iter().map(|one| of(one).rejected).sum();
+        for (tokens, expected) in [
+            ("accepted_draft", accepted),
+            ("draft", accepted + rejected),
+            ("generated", 6000),
+        ] {
+            let name = format!("genset_candle_{tokens}_tokens_total ");
+            assert_eq!(live.metric(&name), expected, "{guesser:?}");
+        }
         let is_as_expected = match guesser {
             // In a cycle, what came once comes again.
             Guesser::Ngram => accepted > 500,
@@ -141,17 +117,9 @@ async fn few_blocks_and_preemption_change_nothing() {
         (fake.num_blocks, fake.block_size) = (24, 4);
         fake.limits.max_num_seqs = 8;
         let live = Live::start(fake).await;
-        let asked = (0..40).map(|number| {
-            let live = &live;
-            async move {
-                let prompt = prompt(number);
-                let (tokens, _) = live.answer(request(&prompt, 30)).await.unwrap();
-                assert_eq!(tokens, answer_from(&prompt, 30, Some(1)), "{guesser:?}");
-            }
-        });
-        join_all(asked).await;
+        live.crowd(&format!("{guesser:?}"), Some(1), 30).await;
         live.idle().await;
-        assert!(metric(&live, "genset_candle_preemptions_total ") > 0);
+        assert!(live.metric("genset_candle_preemptions_total ") > 0);
     }
 }
 
