@@ -203,38 +203,28 @@ impl OpenModel {
     /// # Errors
     /// There is no usable tokenizer, or it belongs to another model.
     pub fn files(&self, model_config: Option<&Path>) -> Result<Vec<ModelFile>, LoadError> {
-        let mut files = match (&self.source, model_config) {
-            (Source::Gguf(file), None) => {
+        let vocab_size = self.config.vocab_size;
+        let config = match &self.source {
+            Source::Gguf(file) => {
                 let config = gguf::tokenizer::computed(file.metadata(), &self.config);
-                return files_of(file, config, self.config.vocab_size, &self.path);
+                if model_config.is_none() {
+                    return files_of(file, config, vocab_size, &self.path);
+                }
+                gguf::tokenizer::config_file(&config)
             }
-            (Source::Gguf(file), Some(folder)) => {
-                let config = gguf::tokenizer::computed(file.metadata(), &self.config);
-                let mut files = vec![gguf::tokenizer::config_file(&config)];
-                files.extend(tokenizer_files(folder)?);
-                files
-            }
-            (Source::Folder { .. }, folder) => {
-                let mut files = vec![ModelFile {
-                    name: CONFIG,
-                    content: read_file(&self.path.join(CONFIG))?,
-                }];
-                files.extend(tokenizer_files(folder.unwrap_or(&self.path))?);
-                files
-            }
+            Source::Folder { .. } => ModelFile {
+                name: CONFIG,
+                content: read_file(&self.path.join(CONFIG))?,
+            },
         };
         let origin = model_config.unwrap_or(&self.path);
-        if let Some(file) = files.iter().find(|file| file.name == "tokenizer.json") {
-            tokenizer::check(
-                &origin.join(file.name),
-                &file.content,
-                self.config.vocab_size,
-            )?;
-        } else {
+        let mut files = vec![config];
+        files.extend(tokenizer_files(origin)?);
+        let Some(file) = files.iter().find(|file| file.name == "tokenizer.json") else {
             let problem = "there is no tokenizer.json";
             return Err(LoadError::no_tokenizer(origin, problem));
-        }
-        files.shrink_to_fit();
+        };
+        tokenizer::check(&origin.join(file.name), &file.content, vocab_size)?;
         Ok(files)
     }
 
