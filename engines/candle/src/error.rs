@@ -144,8 +144,6 @@ pub enum LoadError {
     NotEnoughMemory {
         /// What is needed, in words and figures.
         estimate: String,
-        /// Bytes needed in total.
-        needed: u64,
         /// Bytes available.
         available: u64,
         /// What to change.

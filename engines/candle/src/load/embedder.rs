@@ -161,7 +161,6 @@ impl OpenEmbedder {
                 Bytes(estimate.workspace),
                 Bytes(needed),
             ),
-            needed,
             available,
             fix: "lower --max-num-batched-tokens, which bounds inputs too, or take a smaller model"
                 .into(),

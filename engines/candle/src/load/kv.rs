@@ -120,7 +120,6 @@ fn too_small(
                 "the weights leave no room for one KV block of {}",
                 Bytes(bytes_per_block)
             ),
-            needed: estimate.total().saturating_add(bytes_per_block),
             available,
             fix: "set --kv-cache-memory, or take a smaller model".into(),
         },

@@ -83,7 +83,6 @@ impl MemoryEstimate {
         };
         Err(LoadError::NotEnoughMemory {
             estimate,
-            needed,
             available,
             fix,
         })
