@@ -3,6 +3,7 @@
 mod cross_encoders;
 mod refusals;
 
+use super::folder::change_tensors;
 use super::*;
 use crate::model::{BackboneConfig, HeadConfig, HeadStep, Pooling, Positions};
 
@@ -105,20 +106,11 @@ fn inputs_are_as_long_as_files_and_positions_say() {
 
 /// Puts `prefix` before the name of each tensor of a checkout.
 fn rename_tensors(folder: &TempDir, prefix: &str) {
-    let path = folder.path().join("model.safetensors");
-    let file = fs::read(&path).unwrap();
-    let (len, rest) = file.split_first_chunk::<8>().unwrap();
-    let (header, tensors) = rest.split_at(usize::try_from(u64::from_le_bytes(*len)).unwrap());
-    let header: serde_json::Map<String, Value> = serde_json::from_slice(header).unwrap();
-    let renamed = header
-        .into_iter()
-        .map(|(name, tensor)| match name.as_str() {
-            "__metadata__" => (name, tensor),
-            _ => (format!("{prefix}{name}"), tensor),
-        });
-    let renamed = serde_json::to_vec(&renamed.collect::<serde_json::Map<_, _>>()).unwrap();
-    let len = u64::try_from(renamed.len()).unwrap().to_le_bytes();
-    fs::write(&path, [&len, renamed.as_slice(), tensors].concat()).unwrap();
+    change_tensors(folder.path(), |tensors| {
+        let renamed = tensors.drain();
+        let renamed = renamed.map(|(name, tensor)| (format!("{prefix}{name}"), tensor));
+        *tensors = renamed.collect();
+    });
 }
 
 #[test]

@@ -54,10 +54,15 @@ fn write(path: &Path, tensors: &HashMap<String, Written>) {
 /// A copy of a model with its tensors changed.
 pub(super) fn changed(name: &str, change: impl FnOnce(&mut HashMap<String, Written>)) -> TempDir {
     let copy = copy_of(name);
-    let mut tensors = tensors_of(copy.path());
-    change(&mut tensors);
-    write(&copy.path().join("model.safetensors"), &tensors);
+    change_tensors(copy.path(), change);
     copy
+}
+
+/// Changes the tensors of a checkout.
+pub(super) fn change_tensors(folder: &Path, change: impl FnOnce(&mut HashMap<String, Written>)) {
+    let mut tensors = tensors_of(folder);
+    change(&mut tensors);
+    write(&folder.join("model.safetensors"), &tensors);
 }
 
 /// A copy of a model in two shards with an index.
