@@ -178,6 +178,11 @@ fn place_of(file: &[u8], key: &str) -> usize {
     found.unwrap() + key.len() + 4
 }
 
-fn open_error(path: &Path) -> LoadError {
-    OpenModel::open(path).unwrap_err()
+/// Opens a model, which must fail with these texts in the error.
+#[track_caller]
+fn assert_open_fails(path: &Path, expected: &[&str]) {
+    let error = OpenModel::open(path).unwrap_err().to_string();
+    for text in expected {
+        assert!(error.contains(text), "{error}");
+    }
 }

@@ -3,7 +3,7 @@
 use ::safetensors::Dtype;
 use candle_core::quantized::GgmlDType;
 
-use super::folder::changed;
+use super::folder::{Written, changed};
 use super::*;
 use crate::model::WeightType;
 
@@ -44,16 +44,11 @@ fn the_estimate_counts_what_weights_become() {
     assert!(of("gptq") < of("awq") && of("awq") < of("fp8-rows") / 2);
 }
 
-fn error_of(
-    name: &str,
-    tensor: &str,
-    change: impl FnOnce(&mut Vec<usize>, &mut Vec<u8>),
-) -> String {
-    let copy = changed(name, |tensors| {
-        let tensor = tensors.get_mut(tensor).unwrap();
-        change(&mut tensor.shape, &mut tensor.data);
-    });
-    open_error(copy.path()).to_string()
+/// Changes a tensor of a model. The error must have its name, followed by this text.
+#[track_caller]
+fn assert_refused(name: &str, tensor: &str, said: &str, change: impl FnOnce(&mut Written)) {
+    let copy = changed(name, |tensors| change(tensors.get_mut(tensor).unwrap()));
+    assert_open_fails(copy.path(), &[&format!("{tensor}{said}")]);
 }
 
 #[test]
@@ -66,14 +61,10 @@ fn tensors_that_do_not_belong_together_are_named() {
         ("awq", "qzeros", 64 / 8 * 4),
     ] {
         let tensor = format!("{MODULE}.{part}");
-        let error = error_of(name, &tensor, |shape, data| {
-            shape[0] -= 1;
-            data.truncate(data.len() - bytes);
+        assert_refused(name, &tensor, " is [2, ", |it| {
+            it.shape[0] -= 1;
+            it.data.truncate(it.data.len() - bytes);
         });
-        assert!(
-            error.contains(&format!("tensor {tensor} is [2, ")),
-            "{name}: {error}"
-        );
     }
     // The same count of numbers in another shape.
     for (name, part) in [
@@ -84,17 +75,16 @@ fn tensors_that_do_not_belong_together_are_named() {
         ("fp8-blocks", "weight_scale_inv"),
     ] {
         let tensor = format!("{MODULE}.{part}");
-        let error = error_of(name, &tensor, |shape, _| shape.reverse());
-        assert!(error.contains(MODULE), "{name} {part}: {error}");
-        let error = error_of(name, &tensor, |shape, _| *shape = vec![shape[0] * shape[1]]);
-        assert!(error.contains(&tensor), "{name} {part}: {error}");
+        let copy = changed(name, |tensors| {
+            tensors.get_mut(&tensor).unwrap().shape.reverse();
+        });
+        assert_open_fails(copy.path(), &[MODULE]);
+        let flat = |it: &mut Written| it.shape = vec![it.shape[0] * it.shape[1]];
+        assert_refused(name, &tensor, "", flat);
     }
     let tensor = format!("{MODULE}.weight_shape");
-    let error = error_of("compressed-int4", &tensor, |_, data| data[8] = 255);
-    assert!(
-        error.contains(&format!("{tensor} is not the shape of 64 rows")),
-        "{error}"
-    );
+    let said = " is not the shape of 64 rows";
+    assert_refused("compressed-int4", &tensor, said, |it| it.data[8] = 255);
 }
 
 #[test]
@@ -104,13 +94,10 @@ fn a_column_of_no_group_is_named() {
         (3i32, "of group 3; there are 3"),
         (-1, "of group -1; there are 3"),
     ] {
-        let error = error_of("gptq-order", &tensor, |_, data| {
-            data[20..24].copy_from_slice(&group.to_le_bytes());
+        let said = format!(" says that column 5 is {expected}");
+        assert_refused("gptq-order", &tensor, &said, |it| {
+            it.data[20..24].copy_from_slice(&group.to_le_bytes());
         });
-        assert!(
-            error.contains(&format!("{tensor} says that column 5 is {expected}")),
-            "{error}"
-        );
     }
 }
 
@@ -127,11 +114,7 @@ fn a_missing_part_is_named() {
     ] {
         let tensor = format!("{MODULE}.{part}");
         let copy = changed(name, |tensors| drop(tensors.remove(&tensor).unwrap()));
-        let error = open_error(copy.path()).to_string();
-        assert!(
-            error.contains(&format!("has no tensor {tensor}")),
-            "{name}: {error}"
-        );
+        assert_open_fails(copy.path(), &[&format!("has no tensor {tensor}")]);
     }
     // Without it, columns are consecutive.
     let copy = changed("gptq", |tensors| {
@@ -154,32 +137,26 @@ fn a_part_of_another_type_is_named() {
         ("fp8-rows", "weight", Dtype::F8_E5M2, "F32, F16 or BF16"),
     ] {
         let tensor = format!("{MODULE}.{part}");
-        let copy = changed(name, |tensors| {
-            tensors.get_mut(&tensor).unwrap().dtype = dtype
-        });
-        let error = open_error(copy.path()).to_string();
-        assert!(
-            error.contains(&tensor) && error.contains(supported),
-            "{error}"
-        );
+        let said = format!(" is {dtype}; tensors may be {supported}");
+        assert_refused(name, &tensor, &said, |it| it.dtype = dtype);
     }
 }
 
-/// The error for a configuration with another value at `key` of its `quantization_config`.
-fn config_error(name: &str, key: &str, value: Value) -> String {
+/// Changes the value at `key` of a `quantization_config`. The error must have this text.
+#[track_caller]
+fn assert_config_fails(name: &str, key: &str, value: Value, expected: &str) {
     let copy = copy_of(name);
     let pointer = format!("/quantization_config.{key}").replace('.', "/");
     set(&copy, CONFIG, &pointer, value);
-    open_error(copy.path()).to_string()
+    assert_open_fails(copy.path(), &[expected]);
 }
 
 /// Checks what errors say of other values of the keys that begin with `prefix`.
 fn assert_keys_are_named(name: &str, prefix: &str, cases: &[(&str, Value, &str)]) {
     for (key, value, said) in cases {
         let key = format!("{prefix}{key}");
-        let error = config_error(name, &key, value.clone());
         let expected = format!("quantization_config.{key}{said}");
-        assert!(error.contains(&expected), "{error}");
+        assert_config_fails(name, &key, value.clone(), &expected);
     }
 }
 
@@ -205,14 +182,12 @@ fn what_is_not_read_is_refused_by_name() {
         ("zero_point", json!(false), " = false"),
     ];
     assert_keys_are_named("awq", "", &of_awq);
-    let error = config_error("awq", "bits", json!(null));
-    assert!(error.contains("config.w_bit: missing"), "{error}");
+    assert_config_fails("awq", "bits", json!(null), "config.w_bit: missing");
     // What is null is missing too.
     let of_nulls = json!({"quant_method": "gptq", "bits": 4, "group_size": null});
     let copy = copy_of("gptq");
     set(&copy, CONFIG, "/quantization_config", of_nulls);
-    let error = open_error(copy.path()).to_string();
-    assert!(error.contains("config.group_size: missing"), "{error}");
+    assert_open_fails(copy.path(), "config.group_size: missing");
     let of_fp8 = [
         ("activation_scheme", json!("static"), " = static"),
         ("fmt", json!("e5m2"), " = e5m2"),
@@ -229,8 +204,8 @@ fn what_is_not_read_is_refused_by_name() {
     ];
     assert_keys_are_named("compressed-int4", "", &of_int4);
     let other = json!({"weights": {"num_bits": 4, "type": "int", "strategy": "channel"}});
-    let error = config_error("compressed-int4", "config_groups.group_1", other);
-    assert!(error.contains("config_groups = (several kinds)"), "{error}");
+    let (key, expected) = ("config_groups.group_1", "config_groups = (several kinds)");
+    assert_config_fails("compressed-int4", key, other, expected);
 }
 
 #[test]
@@ -271,48 +246,25 @@ fn experts_of_gpt_oss_stay_in_their_four_bits() {
 fn experts_that_do_not_belong_together_are_named() {
     let scales = format!("{EXPERTS}.down_proj_scales");
     let copy = changed("gpt-oss", |tensors| drop(tensors.remove(&scales).unwrap()));
-    let error = open_error(copy.path()).to_string();
-    assert!(
-        error.contains(&format!("has no tensor {scales}")),
-        "{error}"
-    );
+    assert_open_fails(copy.path(), &[&format!("has no tensor {scales}")]);
     let blocks = format!("{EXPERTS}.gate_up_proj_blocks");
-    let error = error_of("gpt-oss", &blocks, |shape, _| shape.swap(2, 3));
-    assert!(
-        error.contains(&format!("tensor {blocks} is [3, 192, 16, 2], no blocks")),
-        "{error}"
-    );
-    let error = error_of("gpt-oss", &scales, |shape, _| shape.swap(0, 1));
-    assert!(
-        error.contains(&format!("tensor {scales} is [64, 3, 3]")),
-        "{error}"
-    );
-    let copy = changed("gpt-oss", |tensors| {
-        tensors.get_mut(&scales).unwrap().dtype = Dtype::I8
-    });
-    let error = open_error(copy.path()).to_string();
-    assert!(
-        error.contains(&scales) && error.contains("U8 where they are MXFP4"),
-        "{error}"
-    );
+    let said = " is [3, 192, 16, 2], no blocks";
+    assert_refused("gpt-oss", &blocks, said, |it| it.shape.swap(2, 3));
+    let swap = |it: &mut Written| it.shape.swap(0, 1);
+    assert_refused("gpt-oss", &scales, " is [64, 3, 3]", swap);
+    let said = " is I8; tensors may be U8 where they are MXFP4";
+    assert_refused("gpt-oss", &scales, said, |it| it.dtype = Dtype::I8);
     let bias = format!("{EXPERTS}.gate_up_proj_bias");
-    let error = error_of("gpt-oss", &bias, |shape, _| shape.swap(0, 1));
-    assert!(
-        error.contains(&format!("tensor {bias} is [192, 3]")),
-        "{error}"
-    );
+    assert_refused("gpt-oss", &bias, " is [192, 3]", swap);
     let plain = format!("{EXPERTS}.gate_up_proj");
-    let error = error_of("gpt-oss-bf16", &plain, |shape, _| shape.swap(1, 2));
-    assert!(error.contains(&format!("tensor {plain} is ")), "{error}");
-    let error = error_of(
+    assert_refused("gpt-oss-bf16", &plain, " is ", |it| it.shape.swap(1, 2));
+    let sinks = "model.layers.0.self_attn.sinks";
+    assert_refused(
         "gpt-oss-bf16",
-        "model.layers.0.self_attn.sinks",
-        |shape, _| {
-            *shape = vec![2, 2];
+        sinks,
+        " is [2, 2] and should be [4]",
+        |it| {
+            it.shape = vec![2, 2];
         },
-    );
-    assert!(
-        error.contains("self_attn.sinks is [2, 2] and should be [4]"),
-        "{error}"
     );
 }
