@@ -29,7 +29,7 @@ use genset_backend_common::output::{OutputStream, PredictionTokens};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
     GenerateRequest, LLMEngine, RequestContext, RequestField, Role, StartContext, TokenId,
-    async_trait, controls::Adapter, kv::salt_root, transfer::receiving,
+    async_trait, controls::Adapter, kv::sequence_root, transfer::receiving,
 };
 use genset_sampling::Sampler;
 use genset_sampling::guided::{Guide, GuideFactory};
@@ -270,11 +270,8 @@ impl Running {
             prefill,
             predictions: PredictionTokens::default(),
         });
-        let salt = request.cache_salt.as_deref();
-        let root = match &adapter {
-            Some(adapter) => adapter.root(salt),
-            None => salt.map(salt_root),
-        };
+        let kv_name = adapter.as_ref().map(|adapter| adapter.kv_name());
+        let root = sequence_root(request.cache_salt.as_deref(), kv_name);
         let arrival = Arrival {
             prompt,
             priority: request.priority,

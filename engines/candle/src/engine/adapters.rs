@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use genset_backend_common::controls::Adapter;
-use genset_backend_common::kv::{BlockHash, sequence_root};
 use genset_backend_common::{EngineError, RequestField, error::At};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -79,9 +78,9 @@ impl LoadedAdapter {
         &self.weights
     }
 
-    /// The root of its sequences' block hashes with this salt.
-    pub(crate) fn root(&self, salt: Option<&str>) -> Option<BlockHash> {
-        sequence_root(salt, Some(&self.kv_name))
+    /// Its name in the prefix cache.
+    pub(crate) fn kv_name(&self) -> &str {
+        &self.kv_name
     }
 }
 
