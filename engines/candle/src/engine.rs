@@ -38,7 +38,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 
 use self::adapters::Adapters;
-use self::core::{Command, too_long_for_cache};
+use self::core::{Command, look, too_long_for_cache};
 use self::mailbox::{Nudge, mailbox};
 use self::readers::Readers;
 use self::real::RealLoader;
@@ -147,8 +147,7 @@ impl LLMEngine for CandleEngine {
     async fn abort(&self, ctx: &RequestContext) {
         if let Ok(running) = self.state.get() {
             running.serving.transfers.holds.abort(ctx.id());
-            // If the queue is full, the thread looks anyway.
-            drop(running.serving.commands.try_send(Command::Look));
+            look(&running.serving.commands.downgrade());
         }
     }
 
@@ -348,12 +347,7 @@ impl Running {
     /// Holds no strong sender, so the engine thread can end: a stream may outlive the engine.
     fn nudge(&self) -> Nudge {
         let commands = self.serving.commands.downgrade();
-        Box::new(move || {
-            if let Some(commands) = commands.upgrade() {
-                // If the queue is full, the thread looks anyway.
-                drop(commands.try_send(Command::Look));
-            }
-        })
+        Box::new(move || look(&commands))
     }
 }
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::adapters::Adapters;
-use super::core::{Command, Core, Outlets};
+use super::core::{Command, Core, Outlets, look};
 use super::forward::Forward;
 use super::metrics::Metrics;
 use super::readers::Readers;
@@ -168,12 +168,7 @@ fn build(
     let (sender, commands) = mpsc::channel(COMMANDS);
     let weak = sender.downgrade();
     transfers.serve(weak.clone());
-    let freed = FreedSequences::new(move || {
-        if let Some(commands) = weak.upgrade() {
-            // If the queue is full, the thread looks anyway.
-            drop(commands.try_send(Command::Look));
-        }
-    });
+    let freed = FreedSequences::new(move || look(&weak));
     let serving = Serving {
         commands: sender,
         config,

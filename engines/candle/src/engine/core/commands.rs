@@ -54,6 +54,13 @@ pub(crate) enum Command {
     Stop,
 }
 
+/// Makes the engine thread look at its readers, if it still runs. If its queue is full, it looks anyway.
+pub(crate) fn look(commands: &mpsc::WeakSender<Command>) {
+    if let Some(commands) = commands.upgrade() {
+        drop(commands.try_send(Command::Look));
+    }
+}
+
 impl Core {
     pub(super) fn take_commands(
         &mut self,
