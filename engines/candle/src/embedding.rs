@@ -65,10 +65,7 @@ impl EmbeddingEngine {
     /// [`OpenEmbedder::is_at`](crate::load::OpenEmbedder::is_at) tells whether a folder is for this engine.
     #[must_use]
     pub fn from_args(args: &CandleArgs, model: &Path) -> Self {
-        Self::with_loader(Arc::new(CheckoutLoader::new(
-            args.clone(),
-            model.to_owned(),
-        )))
+        Self::with_loader(Arc::new(CheckoutLoader::new(args, model)))
     }
 
     fn with_loader(loader: Arc<dyn Loader<LoadedEmbedder>>) -> Self {

@@ -75,21 +75,13 @@ impl CandleEngine {
     /// Creates an engine for the checkout folder or `.gguf` file at `model`; `start` loads it.
     #[must_use]
     pub fn from_args(args: &CandleArgs, model: &Path) -> Self {
-        Self::with_loader(Arc::new(RealLoader::new(
-            args.clone(),
-            model.to_owned(),
-            None,
-        )))
+        Self::with_loader(Arc::new(RealLoader::new(args, model, None)))
     }
 
     /// As [`from_args`](Self::from_args), with the tokenizer of the folder `model_config` instead of the model's own.
     #[must_use]
     pub fn from_args_with_config(args: &CandleArgs, model: &Path, model_config: PathBuf) -> Self {
-        Self::with_loader(Arc::new(RealLoader::new(
-            args.clone(),
-            model.to_owned(),
-            Some(model_config),
-        )))
+        Self::with_loader(Arc::new(RealLoader::new(args, model, Some(model_config))))
     }
 
     fn with_loader(loader: Arc<dyn Loader<Loaded>>) -> Self {

@@ -1,7 +1,7 @@
 //! [`CheckoutLoader`]: loads an embedder from a checkout folder to its device.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, StartContext,
@@ -39,8 +39,11 @@ pub(super) struct CheckoutLoader {
 }
 
 impl CheckoutLoader {
-    pub(super) fn new(args: CandleArgs, model: PathBuf) -> Self {
-        Self { args, model }
+    pub(super) fn new(args: &CandleArgs, model: &Path) -> Self {
+        Self {
+            args: args.clone(),
+            model: model.to_owned(),
+        }
     }
 
     /// The size of a step: it holds any whole input up to the longest accepted one.

@@ -4,7 +4,7 @@ mod limits;
 mod process;
 mod speculation;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,10 +90,10 @@ impl Forward for RealForward {
 }
 
 impl RealLoader {
-    pub(super) fn new(args: CandleArgs, model: PathBuf, model_config: Option<PathBuf>) -> Self {
+    pub(super) fn new(args: &CandleArgs, model: &Path, model_config: Option<PathBuf>) -> Self {
         Self {
-            args,
-            model,
+            args: args.clone(),
+            model: model.to_owned(),
             model_config,
         }
     }
@@ -509,7 +509,7 @@ mod tests {
                 context_length_tokens,
                 ..CandleArgs::default()
             };
-            let loader = RealLoader::new(args, tiny_chat::folder().into(), None);
+            let loader = RealLoader::new(&args, tiny_chat::folder(), None);
             let loaded = loader.load(&StartContext::detached(1), &|| false).unwrap();
             (loaded.config.context_length_tokens, loaded.num_blocks)
         };
