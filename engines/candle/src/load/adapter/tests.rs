@@ -32,6 +32,14 @@ fn read(folder: &Path) -> std::result::Result<AdapterWeights, EngineError> {
     reader().read(folder, 1 << 30).map_err(EngineError::from)
 }
 
+/// Reads an adapter, which must fail with an error of this kind that has this text.
+#[track_caller]
+fn assert_refused(folder: &Path, kind: ErrorKind, text: &str) {
+    let error = read(folder).unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.message().contains(text), "{error}");
+}
+
 /// A valid adapter, except for one field.
 fn with_field(name: &str, value: Value) -> TempDir {
     let folder = adapter();
@@ -91,10 +99,8 @@ fn what_is_not_computed_is_refused_by_its_field() {
         ("target_modules", json!(["q_proj", "lm_head"])),
     ];
     for (field, value) in cases {
-        let folder = with_field(field, value);
-        let error = read(folder.path()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert!(error.message().contains(&format!("{field} = ")), "{error}");
+        let (folder, said) = (with_field(field, value), format!("{field} = "));
+        assert_refused(folder.path(), ErrorKind::Unsupported, &said);
     }
 }
 
@@ -126,9 +132,8 @@ fn values_that_make_no_sense_are_refused_by_their_field() {
         ("use_rslora", json!("yes")),
     ];
     for (field, value) in cases {
-        let error = read(with_field(field, value).path()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-        assert!(error.message().contains(&format!("{field}: ")), "{error}");
+        let (folder, said) = (with_field(field, value), format!("{field}: "));
+        assert_refused(folder.path(), ErrorKind::InvalidArgument, &said);
     }
 }
 
@@ -161,9 +166,8 @@ fn tensors_that_belong_to_nothing_are_refused_by_their_name() {
         if b != name {
             tensors.push((&b, &[256, 4]));
         }
-        let error = read(with_tensors(&tensors).path()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert!(error.message().contains(name), "{error}");
+        let folder = with_tensors(&tensors);
+        assert_refused(folder.path(), ErrorKind::Unsupported, name);
     }
 }
 
@@ -176,9 +180,8 @@ fn shapes_that_are_not_the_models_are_refused_by_the_tensors_name() {
         (&[4, 256], &[1024], Q_B),
     ];
     for (a, b, name) in cases {
-        let error = read(with_tensors(&[(Q_A, a), (Q_B, b)]).path()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.message().contains(name), "{error}");
+        let folder = with_tensors(&[(Q_A, a), (Q_B, b)]);
+        assert_refused(folder.path(), ErrorKind::InvalidArgument, name);
     }
     read(with_tensors(&[(Q_A, &[4, 256]), (Q_B, &[256, 4])]).path()).unwrap();
 }
@@ -186,28 +189,27 @@ fn shapes_that_are_not_the_models_are_refused_by_the_tensors_name() {
 #[test]
 fn half_a_module_is_refused_by_what_is_missing() {
     for (there, missing, shape) in [(Q_A, Q_B, [4, 256]), (Q_B, Q_A, [256, 4])] {
-        let error = read(with_tensors(&[(there, &shape)]).path()).unwrap_err();
-        assert!(error.message().contains(missing), "{error}");
+        let folder = with_tensors(&[(there, &shape)]);
+        assert_refused(folder.path(), ErrorKind::InvalidArgument, missing);
     }
-    let error = read(with_tensors(&[]).path()).unwrap_err();
-    assert!(error.message().contains("no tensors"), "{error}");
+    let folder = with_tensors(&[]);
+    assert_refused(folder.path(), ErrorKind::InvalidArgument, "no tensors");
 }
 
 #[test]
 fn one_module_under_two_names_is_refused() {
     let other = "base_model.model.language_model.model.layers.0.self_attn.q_proj.lora_A.weight";
     let shapes: [(&str, &[usize]); 3] = [(Q_A, &[4, 256]), (Q_B, &[256, 4]), (other, &[4, 256])];
-    let error = read(with_tensors(&shapes).path()).unwrap_err();
-    assert!(error.message().contains("twice"), "{error}");
+    let folder = with_tensors(&shapes);
+    assert_refused(folder.path(), ErrorKind::InvalidArgument, "twice");
 }
 
 #[test]
 fn numbers_that_are_not_finite_are_refused() {
     let shapes: [(&str, &[usize]); 2] = [(Q_A, &[4, 256]), (Q_B, &[256, 4])];
     for number in [f32::NAN, f32::INFINITY] {
-        let error = read(with_numbers(&shapes, number).path()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.message().contains("not finite"), "{error}");
+        let folder = with_numbers(&shapes, number);
+        assert_refused(folder.path(), ErrorKind::InvalidArgument, "not finite");
     }
 }
 
@@ -232,9 +234,7 @@ fn what_is_no_adapter_is_not_found() {
         (&file.path().join(CONFIG), "no folder"),
     ];
     for (path, problem) in paths {
-        let error = read(path).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
-        assert!(error.message().contains(problem), "{error}");
+        assert_refused(path, ErrorKind::NotFound, problem);
     }
 }
 
@@ -248,20 +248,12 @@ fn an_adapter_beyond_the_limit_is_refused_before_its_numbers_are_read() {
         matches!(error, AdapterError::TooLarge { bytes: all, left, .. } if all == bytes && left == bytes - 1),
         "{error}"
     );
-    let huge = fs::File::options()
-        .write(true)
-        .open(folder.path().join(WEIGHTS))
-        .unwrap();
-    huge.set_len(1 << 40).unwrap();
-    let error = read(folder.path()).unwrap_err();
-    assert!(error.message().contains("--adapter-memory"), "{error}");
-    let huge = fs::File::options()
-        .write(true)
-        .open(folder.path().join(CONFIG))
-        .unwrap();
-    huge.set_len(1 << 40).unwrap();
-    let error = read(folder.path()).unwrap_err();
-    assert!(error.message().contains("1.0 MiB"), "{error}");
+    for (file, said) in [(WEIGHTS, "--adapter-memory"), (CONFIG, "1.0 MiB")] {
+        let mut options = fs::File::options();
+        let huge = options.write(true).open(folder.path().join(file));
+        huge.unwrap().set_len(1 << 40).unwrap();
+        assert_refused(folder.path(), ErrorKind::InvalidArgument, said);
+    }
 }
 
 #[test]
@@ -269,8 +261,7 @@ fn files_cut_short_or_of_other_bytes_are_broken() {
     for content in [&b""[..], b"{}", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}"] {
         let folder = adapter();
         fs::write(folder.path().join(WEIGHTS), content).unwrap();
-        let error = read(folder.path()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert_refused(folder.path(), ErrorKind::InvalidArgument, WEIGHTS);
         let folder = adapter();
         fs::write(folder.path().join(CONFIG), content).unwrap();
         assert!(read(folder.path()).is_err());
