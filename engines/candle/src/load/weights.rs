@@ -301,9 +301,9 @@ fn in_order<'a>(raw: &RawTensor<'a>) -> Aligned<'a> {
     }
     let row_bytes = bytes_of(raw.dtype, raw.row_len()).unwrap_or(0);
     let length = raw.num_rows() * row_bytes;
-    let mut buffer = vec![0; length + ALIGNMENT];
-    let start = buffer.as_ptr().align_offset(ALIGNMENT);
-    let places = buffer.get_mut(start..start + length).unwrap_or_default();
+    let mut words = vec![0u64; length.div_ceil(ALIGNMENT)];
+    let places: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+    let places = places.get_mut(..length).unwrap_or_default();
     places
         .par_chunks_mut(row_bytes.max(1))
         .with_min_len(MIN_ROWS)
@@ -314,21 +314,17 @@ fn in_order<'a>(raw: &RawTensor<'a>) -> Aligned<'a> {
                 place.copy_from_slice(&bytes);
             }
         });
-    Aligned::Moved {
-        buffer,
-        start,
-        length,
-    }
+    Aligned::Moved { words, length }
 }
 
-/// The minimum alignment of all block types, which candle requires.
+/// The minimum alignment of all block types, which candle requires: that of `u64`.
 const ALIGNMENT: usize = 8;
 
 enum Aligned<'a> {
     InPlace(&'a [u8]),
     Moved {
-        buffer: Vec<u8>,
-        start: usize,
+        words: Vec<u64>,
+        /// In bytes.
         length: usize,
     },
 }
@@ -337,11 +333,10 @@ impl Aligned<'_> {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::InPlace(bytes) => bytes,
-            Self::Moved {
-                buffer,
-                start,
-                length,
-            } => buffer.get(*start..*start + *length).unwrap_or_default(),
+            Self::Moved { words, length } => {
+                let bytes: &[u8] = bytemuck::cast_slice(words);
+                bytes.get(..*length).unwrap_or_default()
+            }
         }
     }
 }
