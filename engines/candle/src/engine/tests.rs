@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use genset_backend_common::output::Finished;
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine, Output,
-    OutputStream, RequestContext, Role, StartContext, TokenId,
+    OutputStream, RequestContext, StartContext, TokenId,
 };
 
 use self::fake::{Fake, answer_from, answer_to};
@@ -133,28 +133,6 @@ async fn an_answer_is_the_models_and_its_usage_is_right() {
     live.engine.cleanup().await.unwrap();
 }
 
-#[tokio::test]
-async fn stop_conditions_are_kept() {
-    let live = Live::start(Fake::default()).await;
-    let whole = answer_to(&[1, 2, 3], 12);
-    let stop = whole[4];
-    let place = whole.iter().position(|token| *token == stop).unwrap();
-    let mut stopping = request(&[1, 2, 3], 12);
-    stopping.stop.eos_token_ids = [stop].into();
-    let (tokens, finished) = live.answer(stopping.clone()).await.unwrap();
-    assert_eq!(
-        (tokens.as_slice(), finished.stop_token),
-        (&whole[..place], Some(stop))
-    );
-    stopping.stop.ignore_eos = true;
-    assert_eq!(live.answer(stopping.clone()).await.unwrap().0, whole);
-    stopping.stop.ignore_eos = false;
-    stopping.stop.min_tokens = 12;
-    let (tokens, finished) = live.answer(stopping).await.unwrap();
-    assert_eq!((tokens.len(), finished.reason), (12, FinishReason::Length));
-    assert!(!tokens.contains(&stop));
-}
-
 /// The model's ends count even if the request does not list them, or ignores them: they end guided text.
 #[tokio::test]
 async fn a_guided_answer_is_as_long_as_it_is_to_be_at_least() {
@@ -172,61 +150,10 @@ async fn a_guided_answer_is_as_long_as_it_is_to_be_at_least() {
     }
 }
 
+/// Neither read nor dropped: the hint makes the thread look.
 #[tokio::test]
-async fn the_context_ends_an_answer() {
-    let live = Live::start(Fake {
-        context_length: 64,
-        ..Fake::default()
-    })
-    .await;
-    for max_tokens in [None, Some(1000)] {
-        let mut long = request(&[5; 60], 1);
-        long.stop.max_tokens = max_tokens;
-        let (tokens, finished) = live.answer(long).await.unwrap();
-        assert_eq!((tokens.len(), finished.reason), (4, FinishReason::Length));
-    }
-    let error = live.answer(request(&[5; 64], 1)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ContextLengthExceeded);
-}
-
-#[tokio::test]
-async fn bad_requests_are_refused_before_any_token() {
+async fn an_aborted_request_frees_what_it_holds() {
     let live = Live::start(Fake::default()).await;
-    let kind = |request| async { live.send(request).await.map(drop).unwrap_err().kind() };
-    assert_eq!(kind(request(&[], 1)).await, ErrorKind::InvalidArgument);
-    assert_eq!(
-        kind(request(&[fake::VOCAB_SIZE], 1)).await,
-        ErrorKind::InvalidArgument
-    );
-    assert_eq!(kind(request(&[1], 0)).await, ErrorKind::InvalidArgument);
-    let mut guided = request(&[1], 1);
-    guided.guided = Some(genset_backend_common::GuidedDecoding::Regex("(".into()).into());
-    assert_eq!(kind(guided).await, ErrorKind::InvalidArgument);
-    let mut many = request(&[1], 1);
-    many.output.logprobs = Some(21);
-    assert_eq!(kind(many).await, ErrorKind::InvalidArgument);
-}
-
-#[tokio::test]
-async fn dropped_and_cancelled_requests_free_what_they_hold() {
-    let live = Live::start(Fake::default()).await;
-    drop(live.send(request(&[1; 50], 1000)).await.unwrap());
-    live.idle().await;
-    let ctx = RequestContext::new("cancelled");
-    let mut outputs = live
-        .engine
-        .generate(request(&[1; 50], 1000), ctx.clone())
-        .await
-        .unwrap();
-    assert!(matches!(
-        in_time(outputs.next()).await,
-        Some(Ok(Output::Tokens(_)))
-    ));
-    ctx.cancel(CancelReason::Client);
-    let (_, finished) = read(outputs).await.unwrap();
-    assert_eq!(finished.reason, FinishReason::Cancelled);
-    live.idle().await;
-    // Cancelled, and neither read nor dropped: the abort hint makes the thread look.
     let ctx = RequestContext::new("aborted");
     let unread = live
         .engine
@@ -265,18 +192,4 @@ async fn an_engine_dropped_without_cleanup_ends_its_requests() {
     let outputs = live.send(request(&[1], 1_000_000)).await.unwrap();
     drop(live);
     assert!(read(outputs).await.unwrap_err().policy().is_retryable);
-}
-
-#[tokio::test]
-async fn other_roles_are_refused() {
-    let engine = Fake::default().engine();
-    let start = StartContext {
-        role: Role::Prefill,
-        ..StartContext::detached(1)
-    };
-    assert_eq!(
-        engine.start(start).await.unwrap_err().kind(),
-        ErrorKind::Unsupported
-    );
-    engine.cleanup().await.unwrap();
 }

@@ -52,7 +52,7 @@ mod with_drafts {
 fn what_is_declared_is_checked() {
     for id in [
         "DT02", "DT07", "GD01", "KV01", "KV08", "KV09", "MG01", "MG04", "MT02", "MT07", "ER03",
-        "LR01", "LR02", "LR03", "LR04", "LR05", "LR06", "ER06",
+        "LR01", "LR02", "LR03", "LR04", "LR05", "LR06", "ER06", "FN15", "LC07",
     ] {
         let report = run_check(find(id).unwrap(), |_: &Scenario| subject(Fake::default()));
         assert_eq!(report.verdict, Verdict::Pass, "{id}");

@@ -20,7 +20,8 @@ use super::super::{CandleEngine, capabilities};
 use crate::load::AdapterError;
 use crate::model::{AdapterRows, AdapterTarget, AdapterWeights, Site, StepBatch};
 
-pub(super) const VOCAB_SIZE: TokenId = 2048;
+const VOCAB_SIZE: TokenId = 2048;
+const CONTEXT_LENGTH: u32 = 2048;
 /// Prompts that begin with one of these have NaN logits.
 pub(super) const NAN_TOKENS: [TokenId; 4] = [2047, 2046, 2045, 2044];
 /// Of `models/tiny-chat`.
@@ -35,7 +36,6 @@ static GUIDES: LazyLock<Arc<GuideFactory>> =
 /// The settings of the fake model.
 #[derive(Debug, Clone)]
 pub(super) struct Fake {
-    pub(super) context_length: u32,
     pub(super) num_blocks: usize,
     pub(super) block_size: usize,
     pub(super) limits: Limits,
@@ -77,7 +77,6 @@ pub(super) struct Switches {
 impl Default for Fake {
     fn default() -> Self {
         Self {
-            context_length: 2048,
             num_blocks: 256,
             block_size: 16,
             limits: Limits {
@@ -99,7 +98,7 @@ impl Fake {
     }
 
     fn config(&self) -> EngineConfig {
-        let mut config = EngineConfig::new("fake", self.context_length)
+        let mut config = EngineConfig::new("fake", CONTEXT_LENGTH)
             .with_vocab_size(VOCAB_SIZE)
             .with_capabilities(capabilities(Some(&GUIDES), false, true));
         config.kv_block_size = std::num::NonZeroU32::new(u32::try_from(self.block_size).unwrap());
@@ -135,7 +134,7 @@ impl Fake {
     fn speculation(&self) -> Option<Speculation> {
         let (guesser, num_tokens) = self.guesses?;
         let mut forward = self.forward(Arc::default());
-        let mut context_length = usize::try_from(self.context_length).unwrap();
+        let mut context_length = CONTEXT_LENGTH as usize;
         match guesser {
             Guesser::Ngram => {
                 let method = Method::Ngram;
