@@ -67,8 +67,8 @@ pub struct WirePlane {
 
 struct Shared {
     common: Common,
-    server: Server,
-    peers: Peers,
+    server: Arc<Server>,
+    peers: Arc<Peers>,
 }
 
 /// State of both halves of a plane. Clones share state.
@@ -184,8 +184,8 @@ impl WirePlane {
         };
         Ok(Self {
             shared: Arc::new(Shared {
-                server: Server::new(common.clone()),
-                peers: Peers::new(common.clone()),
+                server: Arc::new(Server::new(common.clone())),
+                peers: Arc::new(Peers::new(common.clone())),
                 common,
             }),
         })

@@ -253,15 +253,12 @@ impl Callee {
     }
 }
 
-/// The sink of a callee's connection.
-pub(super) struct CalleeSink(pub(super) Arc<Callee>);
-
-impl FrameSink for CalleeSink {
+impl FrameSink for Arc<Callee> {
     fn frame(&self, frame: Frame) -> Result<(), Violation> {
         match frame.kind {
-            FrameKind::Request => self.0.request(frame.stream, &frame.payload),
-            FrameKind::Cancel => self.0.cancel(frame.stream, &frame.payload),
-            FrameKind::Credit => self.0.credit(frame.stream, &frame.payload),
+            FrameKind::Request => self.request(frame.stream, &frame.payload),
+            FrameKind::Cancel => self.cancel(frame.stream, &frame.payload),
+            FrameKind::Credit => self.credit(frame.stream, &frame.payload),
             FrameKind::Item
             | FrameKind::End
             | FrameKind::Error
@@ -281,8 +278,8 @@ impl FrameSink for CalleeSink {
 
     fn overloaded(&self, stream: u32) {
         // An open stream continues: its second `Request` would be a violation if it were read.
-        if !self.0.streams.lock().contains_key(&stream) {
-            self.0.refuse(stream, &self.0.no_memory());
+        if !self.streams.lock().contains_key(&stream) {
+            self.refuse(stream, &self.no_memory());
         }
     }
 

@@ -301,15 +301,12 @@ fn ended_as(kind: ErrorKind, ended: &Ended) -> EngineError {
     EngineError::new(kind, format!("the connection to the worker ended: {ended}"))
 }
 
-/// The sink of a caller's connection.
-pub(super) struct CallerSink(pub(super) Arc<Caller>);
-
-impl FrameSink for CallerSink {
+impl FrameSink for Arc<Caller> {
     fn frame(&self, frame: Frame) -> Result<(), Violation> {
         match frame.kind {
-            FrameKind::Item => self.0.item(frame.stream, frame.payload),
+            FrameKind::Item => self.item(frame.stream, frame.payload),
             FrameKind::End => {
-                self.0.end_stream(frame.stream, Ok(()));
+                self.end_stream(frame.stream, Ok(()));
                 Ok(())
             }
             FrameKind::Error => {
@@ -317,13 +314,13 @@ impl FrameSink for CallerSink {
                     .map_err(|error| Violation(format!("Error: {error}")))?;
                 let message = cut(error.message, MAX_MESSAGE_BYTES);
                 let error = WireError { message, ..error };
-                self.0.end_stream(frame.stream, Err(error.into()));
+                self.end_stream(frame.stream, Err(error.into()));
                 Ok(())
             }
             FrameKind::Leaving => {
                 let leaving: Leaving = decode_payload(&frame.payload)
                     .map_err(|error| Violation(format!("Leaving: {error}")))?;
-                self.0.leaving(InstanceId(leaving.instance));
+                self.leaving(InstanceId(leaving.instance));
                 Ok(())
             }
             FrameKind::Request
@@ -344,18 +341,18 @@ impl FrameSink for CallerSink {
     }
 
     fn overloaded(&self, stream: u32) {
-        if self.0.slot(stream).is_some() {
-            self.0.give_up(stream);
+        if self.slot(stream).is_some() {
+            self.give_up(stream);
         }
     }
 
     fn go_away(&self, go_away: GoAway) {
         tracing::debug!(
-            peer = self.0.link.peer,
+            peer = self.link.peer,
             reason = go_away.reason,
             "the peer takes no new requests"
         );
-        let mut table = self.0.table.lock();
+        let mut table = self.table.lock();
         if matches!(table.state, State::Open) {
             table.state = State::GoingAway;
         }

@@ -282,7 +282,7 @@ mod tests {
     fn traffic(link: &Arc<Link>, config: &WireConfig) -> (Traffic, DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(1 << 10);
         let io = Io::split(ours, "peer".into());
-        let traffic = Traffic::new(link, io, FrameDecoder::new(), Arc::new(NoStreams), config);
+        let traffic = Traffic::new(link, io, FrameDecoder::new(), NoStreams, config);
         (traffic, theirs)
     }
 

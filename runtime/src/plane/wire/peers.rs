@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Common;
-use super::caller::{Caller, CallerSink};
+use super::caller::Caller;
 use super::handshake::{self, Role};
 use super::link::Ended;
 use super::traffic::Traffic;
@@ -24,13 +24,8 @@ const REDIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duratio
 /// How long to redial a lost process before forgetting it. Discovery forgets it sooner.
 const REDIAL_TIME: Duration = Duration::from_secs(60);
 
-/// The calling half of a wire plane. Clones share state.
-#[derive(Clone)]
+/// The calling half of a wire plane.
 pub(super) struct Peers {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
     common: Common,
     peers: Mutex<HashMap<String, Arc<Peer>>>,
 }
@@ -68,10 +63,8 @@ impl Peer {
 impl Peers {
     pub(super) fn new(common: Common) -> Self {
         Self {
-            shared: Arc::new(Shared {
-                common,
-                peers: Mutex::default(),
-            }),
+            common,
+            peers: Mutex::default(),
         }
     }
 
@@ -79,7 +72,10 @@ impl Peers {
     ///
     /// # Errors
     /// `CannotConnect`.
-    pub(super) async fn caller(&self, process: &str) -> Result<Arc<Caller>, EngineError> {
+    pub(super) async fn caller(
+        self: &Arc<Self>,
+        process: &str,
+    ) -> Result<Arc<Caller>, EngineError> {
         let peer = self.peer(process);
         if let Some(caller) = peer.open_caller() {
             return Ok(caller);
@@ -95,14 +91,14 @@ impl Peers {
         {
             return Err(error.clone());
         }
-        let (peers, to, connected) = (self.clone(), process.to_owned(), Arc::clone(&peer));
+        let (peers, to, connected) = (Arc::clone(self), process.to_owned(), Arc::clone(&peer));
         let connect = async move { peers.connect(&to, &connected).await };
-        let connected = self.shared.common.vital.run(connect).await;
+        let connected = self.common.vital.run(connect).await;
         if let Err(error) = &connected {
             // Only the log has the address: clients read the error. A process that said goodbye is not worth logging.
             if peer.is_leaving() {
                 tracing::debug!(process, %error, "a worker that left cannot be reached");
-            } else if self.shared.common.metrics.may_log("cannot_connect") {
+            } else if self.common.metrics.may_log("cannot_connect") {
                 tracing::warn!(process, %error, "a worker cannot be reached; further ones are not told of for a minute");
             }
             peer.failures.fetch_add(1, Ordering::Relaxed);
@@ -114,7 +110,7 @@ impl Peers {
 
     /// Forgets a process that was never reached; a lost one is still redialled.
     fn forget_stranger(&self, process: &str, peer: &Arc<Peer>) {
-        let mut peers = self.shared.peers.lock();
+        let mut peers = self.peers.lock();
         let is_listed = peers.get(process).is_some_and(|it| Arc::ptr_eq(it, peer));
         if is_listed && !peer.is_down.load(Ordering::Relaxed) {
             peers.remove(process);
@@ -122,25 +118,25 @@ impl Peers {
     }
 
     /// An instance was announced: starts to connect to its process, unless connected already.
-    pub(super) fn prepare(&self, process: &str, instance: InstanceId) {
+    pub(super) fn prepare(self: &Arc<Self>, process: &str, instance: InstanceId) {
         if let Some(caller) = self.peer(process).open_caller() {
             caller.announced(instance);
             return;
         }
-        let (peers, process) = (self.clone(), process.to_owned());
-        let shutdown = self.shared.common.shutdown.clone();
+        let (peers, process) = (Arc::clone(self), process.to_owned());
+        let shutdown = self.common.shutdown.clone();
         let prepare = async move {
             if let Some(Err(error)) = shutdown.run_until_cancelled(peers.caller(&process)).await {
                 tracing::debug!(process, %error, "cannot connect yet");
             }
         };
-        let vital = self.shared.common.vital.handle();
-        self.shared.common.tasks.spawn_on(prepare, vital);
+        let vital = self.common.vital.handle();
+        self.common.tasks.spawn_on(prepare, vital);
     }
 
     /// Whether neither the process is known to be gone nor its instance to be leaving.
     pub(super) fn is_reachable(&self, process: &str, instance: InstanceId) -> bool {
-        let peers = self.shared.peers.lock();
+        let peers = self.peers.lock();
         peers.get(process).is_none_or(|peer| {
             !peer.is_down.load(Ordering::Relaxed)
                 && !(peer.caller.lock().as_ref()).is_some_and(|caller| caller.is_leaving(instance))
@@ -148,7 +144,7 @@ impl Peers {
     }
 
     fn peer(&self, process: &str) -> Arc<Peer> {
-        let mut peers = self.shared.peers.lock();
+        let mut peers = self.peers.lock();
         if let Some(peer) = peers.get(process) {
             return Arc::clone(peer);
         }
@@ -157,56 +153,57 @@ impl Peers {
         peer
     }
 
-    async fn connect(&self, process: &str, peer: &Arc<Peer>) -> Result<Arc<Caller>, EngineError> {
-        let shared = &self.shared;
+    async fn connect(
+        self: &Arc<Self>,
+        process: &str,
+        peer: &Arc<Peer>,
+    ) -> Result<Arc<Caller>, EngineError> {
+        let common = &self.common;
         let cannot = |problem: String| EngineError::new(ErrorKind::CannotConnect, problem);
         let dial = async {
-            let mut io = shared.common.transport.dial(process).await?;
-            let greeted = handshake::greet(&mut io, Role::Caller, &shared.common.config)
+            let mut io = common.transport.dial(process).await?;
+            let greeted = handshake::greet(&mut io, Role::Caller, &common.config)
                 .await
                 .map_err(|error| cannot(format!("cannot talk to the worker: {error}")))?;
             Ok::<_, EngineError>((io, greeted))
         };
-        let (io, greeted) = tokio::time::timeout(shared.common.config.connect_timeout, dial)
+        let (io, greeted) = tokio::time::timeout(common.config.connect_timeout, dial)
             .await
             .map_err(|_| cannot("the worker did not answer in time".into()))??;
-        let (link, control) = shared.common.link(&io, &greeted);
+        let (link, control) = common.link(&io, &greeted);
         let caller = Caller::new(
             Arc::clone(&link),
-            shared.common.config.window_items,
-            &shared.common.metrics,
+            common.config.window_items,
+            &common.metrics,
             control,
         );
         *peer.caller.lock() = Some(Arc::clone(&caller));
         peer.is_down.store(false, Ordering::Relaxed);
         let connection = Connection {
-            peers: self.clone(),
+            peers: Arc::clone(self),
             process: process.to_owned(),
             peer: Arc::clone(peer),
             caller: Arc::clone(&caller),
             made: Instant::now(),
         };
         let run = async move {
-            let sink = Arc::new(CallerSink(Arc::clone(&connection.caller)));
-            let shared = &connection.peers.shared;
-            let config = &shared.common.config;
+            let common = &connection.peers.common;
+            let config = &common.config;
+            let sink = Arc::clone(&connection.caller);
             let traffic = Traffic::new(&link, io, greeted.decoder, sink, config);
-            let _open = shared.common.metrics.connection(Role::Caller);
-            let driven = link.drive(traffic, &shared.common.main, config, &shared.common.metrics);
-            let ended = shared.common.shutdown.run_until_cancelled(driven).await;
+            let _open = common.metrics.connection(Role::Caller);
+            let driven = link.drive(traffic, &common.main, config, &common.metrics);
+            let ended = common.shutdown.run_until_cancelled(driven).await;
             connection.ended(&ended.unwrap_or(Ended::Shutdown)).await;
         };
-        shared
-            .common
-            .tasks
-            .spawn_on(run, shared.common.vital.handle());
+        common.tasks.spawn_on(run, common.vital.handle());
         Ok(caller)
     }
 }
 
 /// A connection of ours, run by its task.
 struct Connection {
-    peers: Peers,
+    peers: Arc<Peers>,
     process: String,
     peer: Arc<Peer>,
     caller: Arc<Caller>,
@@ -227,7 +224,7 @@ impl Connection {
             self.warn(ended);
         }
         if is_current && *ended != Ended::Shutdown {
-            let shutdown = self.peers.shared.common.shutdown.clone();
+            let shutdown = self.peers.common.shutdown.clone();
             shutdown.run_until_cancelled(self.redial()).await;
         }
     }
@@ -275,7 +272,7 @@ impl Connection {
                 }
             };
             if tokio::time::timeout(REDIAL_TIME, attempts).await.is_err() {
-                self.peers.shared.peers.lock().remove(&self.process);
+                self.peers.peers.lock().remove(&self.process);
             }
         })
     }

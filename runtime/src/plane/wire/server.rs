@@ -11,7 +11,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::Common;
-use super::callee::{Callee, CalleeSink, Handlers, ServedHandler};
+use super::callee::{Callee, Handlers, ServedHandler};
 use super::handshake::{self, Role};
 use super::link::{Ended, Link};
 use super::traffic::Traffic;
@@ -26,13 +26,8 @@ const FINISH_TIME: Duration = Duration::from_secs(2);
 /// How often to check whether they have.
 const FINISH_POLL: Duration = Duration::from_millis(5);
 
-/// The serving half of a wire plane. Clones share state.
-#[derive(Clone)]
+/// The serving half of a wire plane.
 pub(super) struct Server {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
     common: Common,
     handlers: Handlers,
     location: OnceCell<String>,
@@ -49,44 +44,38 @@ impl Server {
         let room = Arc::new(Semaphore::new(config.max_connections));
         let strangers = Strangers::new(config.max_strangers, config.max_strangers_of_address);
         Self {
-            shared: Arc::new(Shared {
-                handlers: Handlers::default(),
-                location: OnceCell::new(),
-                room,
-                strangers,
-                callees: Mutex::default(),
-                closing: common.shutdown.child_token(),
-                common,
-            }),
+            handlers: Handlers::default(),
+            location: OnceCell::new(),
+            room,
+            strangers,
+            callees: Mutex::default(),
+            closing: common.shutdown.child_token(),
+            common,
         }
     }
 
     /// The location under which others reach this process; starts to listen at the first call.
-    pub(super) async fn location(&self) -> Result<String, EngineError> {
+    pub(super) async fn location(self: &Arc<Self>) -> Result<String, EngineError> {
         let listen = async {
-            let transport = Arc::clone(&self.shared.common.transport);
+            let transport = Arc::clone(&self.common.transport);
             let listen = async move { transport.listen().await };
-            let listener = self.shared.common.vital.run(listen).await?;
+            let listener = self.common.vital.run(listen).await?;
             let location = listener.location();
             tracing::debug!(location, "the request plane listens");
-            let accept = self.clone().accept(listener);
-            let closing = self.shared.closing.clone();
+            let accept = Arc::clone(self).accept(listener);
+            let closing = self.closing.clone();
             self.spawn(async move {
                 closing.run_until_cancelled(accept).await;
             });
             Ok(location)
         };
-        self.shared
-            .location
-            .get_or_try_init(|| listen)
-            .await
-            .cloned()
+        self.location.get_or_try_init(|| listen).await.cloned()
     }
 
     /// Starts a task on the runtime of links.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let vital = self.shared.common.vital.handle();
-        self.shared.common.tasks.spawn_on(task, vital);
+        let vital = self.common.vital.handle();
+        self.common.tasks.spawn_on(task, vital);
     }
 
     /// Serves an endpoint until the guard is dropped. Its handler runs on the caller's runtime.
@@ -97,7 +86,7 @@ impl Server {
         handler: Arc<ErasedHandler>,
     ) -> Result<ServedGuard, EngineError> {
         let key = (instance, endpoint.to_string());
-        let mut handlers = self.shared.handlers.write();
+        let mut handlers = self.handlers.write();
         if handlers.contains_key(&key) {
             let problem = format!("{endpoint} is served as instance {instance} already");
             return Err(EngineError::invalid_argument(
@@ -111,7 +100,7 @@ impl Server {
         };
         handlers.insert(key.clone(), served);
         Ok(ServedGuard {
-            handlers: Arc::clone(&self.shared.handlers),
+            handlers: Arc::clone(&self.handlers),
             key,
         })
     }
@@ -123,24 +112,24 @@ impl Server {
         instance: InstanceId,
         endpoint: &EndpointName,
     ) -> Option<Arc<ErasedHandler>> {
-        if self.shared.location.get()? != process {
+        if self.location.get()? != process {
             return None;
         }
         let key = (instance, endpoint.to_string());
-        let handlers = self.shared.handlers.read();
+        let handlers = self.handlers.read();
         handlers.get(&key).map(|served| Arc::clone(&served.handler))
     }
 
-    async fn accept(self, mut listener: Box<dyn Listener>) {
+    async fn accept(self: Arc<Self>, mut listener: Box<dyn Listener>) {
         while let Some(io) = listener.accept().await {
-            if self.shared.room.available_permits() == 0 {
-                self.spawn(self.clone().refuse(io));
+            let server = Arc::clone(&self);
+            if self.room.available_permits() == 0 {
+                self.spawn(async move { server.refuse(io).await });
                 continue;
             }
-            let stranger = self.shared.strangers.enter(&io.peer);
-            let server = self.clone();
+            let stranger = self.strangers.enter(&io.peer);
             self.spawn(async move {
-                let shutdown = server.shared.common.shutdown.clone();
+                let shutdown = server.common.shutdown.clone();
                 shutdown
                     .run_until_cancelled(server.answer(io, stranger))
                     .await;
@@ -148,9 +137,9 @@ impl Server {
         }
     }
 
-    async fn refuse(self, io: Io) {
-        if self.shared.common.metrics.refused("too_many_connections") {
-            let limit = self.shared.common.config.max_connections;
+    async fn refuse(&self, io: Io) {
+        if self.common.metrics.refused("too_many_connections") {
+            let limit = self.common.config.max_connections;
             tracing::warn!(
                 peer = io.peer,
                 limit,
@@ -161,24 +150,20 @@ impl Server {
             code: GoAwayCode::Limit,
             reason: "this process has as many connections as it may".into(),
         };
-        let limit = self.shared.common.config.connect_timeout;
+        let limit = self.common.config.connect_timeout;
         drop(tokio::time::timeout(limit, handshake::refuse(io, &go_away)).await);
     }
 
     async fn answer(&self, mut io: Io, stranger: Stranger) {
-        let shared = &self.shared;
+        let config = &self.common.config;
         let greeted = stranger
-            .until_evicted(handshake::greet(
-                &mut io,
-                Role::Callee,
-                &shared.common.config,
-            ))
+            .until_evicted(handshake::greet(&mut io, Role::Callee, config))
             .await;
         drop(stranger);
         let greeted = match greeted {
             Some(Ok(greeted)) => greeted,
             None => {
-                if shared.common.metrics.refused("too_many_strangers") {
+                if self.common.metrics.refused("too_many_strangers") {
                     tracing::warn!(
                         peer = io.peer,
                         "too many connections in the handshake; the longest are closed and counted only"
@@ -187,31 +172,29 @@ impl Server {
                 return;
             }
             Some(Err(error)) => {
-                if shared.common.metrics.refused(error.label()) {
+                if self.common.metrics.refused(error.label()) {
                     tracing::warn!(peer = io.peer, %error, "a connection was refused; further ones for this reason are counted only");
                 }
                 return;
             }
         };
-        let Ok(_place) = Arc::clone(&shared.room).try_acquire_owned() else {
-            return self.clone().refuse(io).await;
+        let Ok(_place) = Arc::clone(&self.room).try_acquire_owned() else {
+            return self.refuse(io).await;
         };
-        let _connection = shared.common.metrics.connection(Role::Callee);
-        let (link, control) = shared.common.link(&io, &greeted);
+        let _connection = self.common.metrics.connection(Role::Callee);
+        let (link, control) = self.common.link(&io, &greeted);
         let callee = Callee::new(
             Arc::clone(&link),
-            Arc::clone(&shared.handlers),
-            &shared.common.config,
-            shared.common.tasks.clone(),
-            shared.common.metrics.clone(),
+            Arc::clone(&self.handlers),
+            config,
+            self.common.tasks.clone(),
+            self.common.metrics.clone(),
             control,
         );
-        let _listed = Listed::new(shared, &link, &callee);
-        let sink = Arc::new(CalleeSink(Arc::clone(&callee)));
-        let config = &shared.common.config;
-        let traffic = Traffic::new(&link, io, greeted.decoder, sink, config);
+        let _listed = Listed::new(self, &link, &callee);
+        let traffic = Traffic::new(&link, io, greeted.decoder, callee, config);
         let ended = link
-            .drive(traffic, &shared.common.main, config, &shared.common.metrics)
+            .drive(traffic, &self.common.main, config, &self.common.metrics)
             .await;
         match ended {
             Ended::Closed | Ended::Shutdown => {
@@ -222,7 +205,7 @@ impl Server {
             | Ended::Stalled(_)
             | Ended::Protocol(_)
             | Ended::Refused(_) => {
-                if shared.common.metrics.may_log(ended.label()) {
+                if self.common.metrics.may_log(ended.label()) {
                     tracing::info!(peer = link.peer, %ended, "a caller's connection ended; further ones for this reason are counted only");
                 }
             }
@@ -231,15 +214,15 @@ impl Server {
 
     /// Tells callers that an instance takes no new requests.
     pub(super) fn leaving(&self, instance: InstanceId) {
-        for (link, _) in self.shared.callees.lock().iter() {
+        for (link, _) in self.callees.lock().iter() {
             link.leaving(instance);
         }
     }
 
     /// Stops accepting callers, tells existing ones to go away, and waits until open streams are written, within a time limit.
     pub(super) async fn finish(&self) {
-        self.shared.closing.cancel();
-        for (link, _) in self.shared.callees.lock().iter() {
+        self.closing.cancel();
+        for (link, _) in self.callees.lock().iter() {
             link.go_away(GoAwayCode::Shutdown, "this process shuts down");
         }
         let finished = async {
@@ -256,7 +239,7 @@ impl Server {
 
     /// Closes the connections that have nothing left to do; returns whether none is left.
     fn has_finished(&self) -> bool {
-        let callees = self.shared.callees.lock();
+        let callees = self.callees.lock();
         for (link, callee) in callees.iter() {
             if callee.is_idle() {
                 link.close();
@@ -268,18 +251,16 @@ impl Server {
 
 /// A connection in the list of open ones.
 struct Listed<'a> {
-    shared: &'a Shared,
+    server: &'a Server,
     callee: Arc<Callee>,
 }
 
 impl<'a> Listed<'a> {
-    fn new(shared: &'a Shared, link: &Arc<Link>, callee: &Arc<Callee>) -> Self {
-        shared
-            .callees
-            .lock()
-            .push((Arc::clone(link), Arc::clone(callee)));
+    fn new(server: &'a Server, link: &Arc<Link>, callee: &Arc<Callee>) -> Self {
+        let listed = (Arc::clone(link), Arc::clone(callee));
+        server.callees.lock().push(listed);
         Self {
-            shared,
+            server,
             callee: Arc::clone(callee),
         }
     }
@@ -287,10 +268,9 @@ impl<'a> Listed<'a> {
 
 impl Drop for Listed<'_> {
     fn drop(&mut self) {
-        self.shared
-            .callees
-            .lock()
-            .retain(|(_, callee)| !Arc::ptr_eq(callee, &self.callee));
+        let mut callees = self.server.callees.lock();
+        callees.retain(|(_, callee)| !Arc::ptr_eq(callee, &self.callee));
+        drop(callees);
         self.callee.end_streams();
     }
 }

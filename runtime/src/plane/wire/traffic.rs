@@ -78,7 +78,7 @@ impl Traffic {
         link: &Arc<Link>,
         io: Io,
         decoder: FrameDecoder,
-        sink: Arc<dyn FrameSink>,
+        sink: impl FrameSink + 'static,
         config: &WireConfig,
     ) -> Self {
         let signs = Arc::<Signs>::default();
@@ -91,7 +91,7 @@ impl Traffic {
                 reader,
                 decoder,
                 link: &link,
-                sink: &*sink,
+                sink: &sink,
                 signs: &signs,
                 coming: None,
                 frames: 0,
