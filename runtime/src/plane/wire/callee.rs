@@ -100,23 +100,25 @@ impl Callee {
         if id == 0 {
             return Err(Violation("a request on stream 0".into()));
         }
-        let (head, body) = match decode_request(payload) {
-            Ok(parts) => parts,
-            Err(error @ PayloadError::HeadTooLong) => {
-                self.refuse_new(
-                    id,
-                    &EngineError::invalid_argument(At::other("headers"), error),
-                )?;
-                return Ok(());
-            }
-            Err(error) => return Err(violation("Request", &error)),
-        };
+        let parts = decode_request(payload);
         // Before the lock of the table: a large request takes a while to scan.
-        let cost = cost_of(payload, &body);
+        let cost = parts.as_ref().map_or(0, |(_, body)| cost_of(payload, body));
         let mut streams = self.streams.lock();
         let open = streams.len();
         let Entry::Vacant(place) = streams.entry(id) else {
             return Err(Violation(format!("stream {id} was opened twice")));
+        };
+        let (head, body) = match parts {
+            Ok(parts) => parts,
+            Err(error @ PayloadError::HeadTooLong) => {
+                drop(streams);
+                self.refuse(
+                    id,
+                    &EngineError::invalid_argument(At::other("headers"), error),
+                );
+                return Ok(());
+            }
+            Err(error) => return Err(violation("Request", &error)),
         };
         if open >= self.max_streams {
             drop(streams);
@@ -181,15 +183,6 @@ impl Callee {
         let message =
             "this process holds as many bytes of requests as it may (--wire-memory-budget)";
         EngineError::new(ErrorKind::Overloaded, message).with_retry_after(Duration::from_secs(1))
-    }
-
-    /// Refuses a request before its stream is looked up.
-    fn refuse_new(&self, id: u32, error: &EngineError) -> Result<(), Violation> {
-        if id == 0 || self.streams.lock().contains_key(&id) {
-            return Err(Violation(format!("stream {id} was opened twice")));
-        }
-        self.refuse(id, error);
-        Ok(())
     }
 
     fn refuse(&self, id: u32, error: &EngineError) {
