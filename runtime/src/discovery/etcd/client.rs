@@ -14,10 +14,8 @@ use tonic_prost::ProstCodec;
 
 use super::config::{EtcdConfig, EtcdCredentials, EtcdTls};
 use super::protocol::{
-    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse,
-    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest,
-    RangeResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+    AuthenticateRequest, Call, LeaseKeepAliveRequest, LeaseKeepAliveResponse, WatchRequest,
+    WatchResponse,
 };
 
 /// Idle time after which a connection is probed. Servers close connections that probe more often than every 5 s.
@@ -69,46 +67,18 @@ impl Client {
             name: credentials.user.clone(),
             password: credentials.password.clone(),
         };
-        let answer: AuthenticateResponse = self
-            .unary("/etcdserverpb.Auth/Authenticate", request)
-            .await?;
-        let token = answer.token.parse();
+        let token = self.call(request).await?.token.parse();
         self.token = Some(token.map_err(|_| Status::internal("a token that is no header"))?);
         Ok(())
     }
 
-    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
-        self.unary("/etcdserverpb.KV/Range", request).await
-    }
-
-    pub(super) async fn put(&self, request: PutRequest) -> Result<PutResponse, Status> {
-        self.unary("/etcdserverpb.KV/Put", request).await
-    }
-
-    pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Status> {
-        self.unary("/etcdserverpb.KV/Txn", request).await
-    }
-
-    pub(super) async fn lease_grant(
-        &self,
-        request: LeaseGrantRequest,
-    ) -> Result<LeaseGrantResponse, Status> {
-        self.unary("/etcdserverpb.Lease/LeaseGrant", request).await
-    }
-
-    pub(super) async fn lease_revoke(
-        &self,
-        request: LeaseRevokeRequest,
-    ) -> Result<LeaseRevokeResponse, Status> {
-        self.unary("/etcdserverpb.Lease/LeaseRevoke", request).await
-    }
-
-    pub(super) async fn lease_time_to_live(
-        &self,
-        request: LeaseTimeToLiveRequest,
-    ) -> Result<LeaseTimeToLiveResponse, Status> {
-        self.unary("/etcdserverpb.Lease/LeaseTimeToLive", request)
-            .await
+    /// Sends a request that has one answer.
+    pub(super) async fn call<Q: Call>(&self, request: Q) -> Result<Q::Answer, Status> {
+        let mut grpc = self.ready().await?;
+        let path = PathAndQuery::from_static(Q::METHOD);
+        let codec = ProstCodec::<Q, Q::Answer>::default();
+        let answer = grpc.unary(self.request(request), path, codec).await?;
+        Ok(answer.into_inner())
     }
 
     /// Opens a stream of keep-alives with `request` as the first.
@@ -126,18 +96,6 @@ impl Client {
         request: WatchRequest,
     ) -> Result<Conversation<WatchRequest, WatchResponse>, Status> {
         self.converse("/etcdserverpb.Watch/Watch", request).await
-    }
-
-    async fn unary<Q, A>(&self, method: &'static str, request: Q) -> Result<A, Status>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
-        let mut grpc = self.ready().await?;
-        let path = PathAndQuery::from_static(method);
-        let codec = ProstCodec::<Q, A>::default();
-        let answer = grpc.unary(self.request(request), path, codec).await?;
-        Ok(answer.into_inner())
     }
 
     async fn converse<Q, A>(

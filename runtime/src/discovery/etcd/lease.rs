@@ -49,7 +49,7 @@ impl EtcdLease {
         let ttl = i64::try_from(sessions.config().lease_ttl.as_secs()).unwrap_or(i64::MAX);
         let granted = sessions
             .perform("taking a lease", move |client: Client| async move {
-                client.lease_grant(LeaseGrantRequest { ttl }).await
+                client.call(LeaseGrantRequest { ttl }).await
             })
             .await?;
         // A server may grant more than requested.
@@ -201,7 +201,7 @@ impl Held {
                     id: self.id,
                     keys: true,
                 };
-                client.lease_time_to_live(request).await
+                client.call(request).await
             })
             .await?;
         // Whole seconds: 0 for a lease with less than one left, -1 for one that is gone.
@@ -261,7 +261,7 @@ impl Held {
         let what = format!("putting {}", entry.key);
         self.sessions
             .perform(&what, move |client: Client| async move {
-                client.put(self.put_of(entry)).await.map(drop)
+                client.call(self.put_of(entry)).await
             })
             .await
     }
@@ -273,7 +273,7 @@ impl Held {
             .perform(&what, move |client: Client| async move {
                 let put = Operation::Put(self.put_of(entry));
                 let txn = when(Compare::is_absent(&entry.key), put);
-                Ok(client.txn(txn).await?.succeeded)
+                Ok(client.call(txn).await?.succeeded)
             })
             .await
     }
@@ -284,7 +284,7 @@ impl Held {
             .perform(&what, move |client: Client| async move {
                 let delete = Operation::Delete(DeleteRangeRequest { key: key.into() });
                 let txn = when(Compare::has_lease(key, self.id), delete);
-                client.txn(txn).await.map(drop)
+                client.call(txn).await.map(drop)
             })
             .await
     }
@@ -294,9 +294,7 @@ impl Held {
         let revoked = self
             .sessions
             .perform("revoking a lease", move |client: Client| async move {
-                client
-                    .lease_revoke(LeaseRevokeRequest { id: self.id })
-                    .await
+                client.call(LeaseRevokeRequest { id: self.id }).await
             });
         if let Err(Failure::Refused(error) | Failure::Unreachable(error)) = revoked.await {
             tracing::debug!(lease = self.id, %error, "a lease is left to expire");

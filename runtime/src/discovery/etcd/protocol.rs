@@ -8,6 +8,31 @@
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
+/// A request that has one answer.
+pub(super) trait Call: Message + 'static {
+    type Answer: Message + Default + 'static;
+    const METHOD: &'static str;
+}
+
+macro_rules! calls {
+    ($($method:literal: $request:ty => $answer:ty,)*) => {$(
+        impl Call for $request {
+            type Answer = $answer;
+            const METHOD: &'static str = concat!("/etcdserverpb.", $method);
+        }
+    )*};
+}
+
+calls! {
+    "Auth/Authenticate": AuthenticateRequest => AuthenticateResponse,
+    "KV/Put": PutRequest => (),
+    "KV/Range": RangeRequest => RangeResponse,
+    "KV/Txn": TxnRequest => TxnResponse,
+    "Lease/LeaseGrant": LeaseGrantRequest => LeaseGrantResponse,
+    "Lease/LeaseRevoke": LeaseRevokeRequest => (),
+    "Lease/LeaseTimeToLive": LeaseTimeToLiveRequest => LeaseTimeToLiveResponse,
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseHeader {
     /// The store's revision when it applied the request.
@@ -48,9 +73,6 @@ pub(super) struct PutRequest {
     #[prost(int64, tag = "3")]
     pub(super) lease: i64,
 }
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PutResponse {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct DeleteRangeRequest {
@@ -153,9 +175,6 @@ pub(super) struct LeaseRevokeRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseRevokeResponse {}
-
-#[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseKeepAliveRequest {
     #[prost(int64, tag = "1")]
     pub(super) id: i64,
@@ -198,7 +217,7 @@ pub(super) enum WatchOrder {
     Create(WatchCreateRequest),
     /// Requests a sign of life.
     #[prost(message, tag = "3")]
-    Progress(WatchProgressRequest),
+    Progress(()),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -210,9 +229,6 @@ pub(super) struct WatchCreateRequest {
     #[prost(int64, tag = "3")]
     pub(super) start_revision: i64,
 }
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchProgressRequest {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchResponse {

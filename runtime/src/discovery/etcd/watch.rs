@@ -18,8 +18,8 @@ use tonic::Status;
 use super::client::{Client, Conversation};
 use super::known::Known;
 use super::protocol::{
-    Event, KeyValue, RangeRequest, WatchCreateRequest, WatchOrder, WatchProgressRequest,
-    WatchRequest, WatchResponse, prefix_range,
+    Event, KeyValue, RangeRequest, WatchCreateRequest, WatchOrder, WatchRequest, WatchResponse,
+    prefix_range,
 };
 use super::session::{Failure, Pauses, Sessions, problem_of};
 use crate::discovery::{Change, Entry, Watch};
@@ -88,7 +88,7 @@ pub(super) async fn get(sessions: &Sessions, prefix: &str) -> Result<Vec<Entry>,
 /// The entries under a prefix, and the store's revision at that time.
 async fn get_all(client: &Client, prefix: &str) -> Result<(Vec<Entry>, i64), Status> {
     let (key, range_end) = prefix_range(prefix);
-    let answer = client.range(RangeRequest { key, range_end }).await?;
+    let answer = client.call(RangeRequest { key, range_end }).await?;
     let header = answer
         .header
         .ok_or_else(|| Status::internal("an answer without a header"))?;
@@ -173,7 +173,7 @@ impl Follower {
                 () = until(grace) => known.end_graces(Instant::now()),
                 () = tokio::time::sleep_until(pulse.next_sign) => {
                     pulse.next_sign = Instant::now() + pulse.interval;
-                    match changes.send(order(WatchOrder::Progress(WatchProgressRequest {}))) {
+                    match changes.send(order(WatchOrder::Progress(()))) {
                         Ok(()) => Vec::new(),
                         Err(status) => return Ok(problem_of(&status)),
                     }
