@@ -277,65 +277,36 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named_with_its_field() {
-        let default = EtcdConfig::default;
+        const NONE: Duration = Duration::ZERO;
+        let with = |change: fn(&mut EtcdConfig)| {
+            let mut config = EtcdConfig::default();
+            change(&mut config);
+            config
+        };
+        let nameless = |config: &mut EtcdConfig| {
+            let (user, password) = (String::new(), "p".into());
+            config.credentials = Some(EtcdCredentials { user, password });
+        };
         let cases = [
-            (endpoints(&[]), "etcd.endpoints"),
-            (endpoints(&[""]), "etcd.endpoints"),
-            (endpoints(&["ftp://a"]), "etcd.endpoints"),
-            (endpoints(&["http://a/path"]), "etcd.endpoints"),
-            (endpoints(&["http://a:70000"]), "etcd.endpoints"),
-            (endpoints(&["http://a:"]), "etcd.endpoints"),
-            (endpoints(&["https://a"]), "etcd.tls.ca_pem"),
-            (with_tls(endpoints(&["http://a"])), "etcd.endpoints"),
-            (
-                EtcdConfig {
-                    lease_ttl: Duration::ZERO,
-                    ..default()
-                },
-                "etcd.lease_ttl",
-            ),
-            (
-                EtcdConfig {
-                    lease_ttl: Duration::from_millis(1500),
-                    ..default()
-                },
-                "etcd.lease_ttl",
-            ),
-            (
-                EtcdConfig {
-                    lease_ttl: Duration::from_secs(3601),
-                    ..default()
-                },
-                "etcd.lease_ttl",
-            ),
-            (
-                EtcdConfig {
-                    connect_timeout: Duration::ZERO,
-                    ..default()
-                },
-                "etcd.connect_timeout",
-            ),
-            (
-                EtcdConfig {
-                    request_timeout: Duration::ZERO,
-                    ..default()
-                },
-                "etcd.request_timeout",
-            ),
-            (
-                EtcdConfig {
-                    credentials: Some(EtcdCredentials {
-                        user: String::new(),
-                        password: "p".into(),
-                    }),
-                    ..default()
-                },
-                "etcd.credentials.user",
-            ),
+            (endpoints(&[]), "endpoints"),
+            (endpoints(&[""]), "endpoints"),
+            (endpoints(&["ftp://a"]), "endpoints"),
+            (endpoints(&["http://a/path"]), "endpoints"),
+            (endpoints(&["http://a:70000"]), "endpoints"),
+            (endpoints(&["http://a:"]), "endpoints"),
+            (endpoints(&["https://a"]), "tls.ca_pem"),
+            (with_tls(endpoints(&["http://a"])), "endpoints"),
+            (with(|it| it.lease_ttl = NONE), "lease_ttl"),
+            (with(|it| it.lease_ttl /= 4), "lease_ttl"),
+            (with(|it| it.lease_ttl *= 361), "lease_ttl"),
+            (with(|it| it.connect_timeout = NONE), "connect_timeout"),
+            (with(|it| it.request_timeout = NONE), "request_timeout"),
+            (with(nameless), "credentials.user"),
         ];
         for (config, field) in cases {
             let error = config.validate().unwrap_err();
-            assert_eq!(error.at().map(|at| at.name()), Some(field), "{config:?}");
+            let at = error.at().map(|at| at.name().to_owned());
+            assert_eq!(at, Some(format!("etcd.{field}")), "{config:?}");
         }
     }
 

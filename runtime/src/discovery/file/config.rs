@@ -112,47 +112,18 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid_and_each_bad_value_is_named() {
+        FileDiscoveryConfig::default().validate().unwrap();
         let ms = Duration::from_millis;
-        let good = FileDiscoveryConfig::default();
-        good.validate().unwrap();
-        let bad = [
-            (
-                "heartbeat_interval",
-                FileDiscoveryConfig {
-                    heartbeat_interval: ms(0),
-                    ..good.clone()
-                },
-            ),
-            (
-                "scan_interval",
-                FileDiscoveryConfig {
-                    scan_interval: ms(9),
-                    ..good.clone()
-                },
-            ),
-            (
-                "time_to_live",
-                FileDiscoveryConfig {
-                    time_to_live: ms(999),
-                    ..good.clone()
-                },
-            ),
-            (
-                "scan_interval",
-                FileDiscoveryConfig {
-                    scan_interval: ms(501),
-                    ..good.clone()
-                },
-            ),
-            (
-                "max_lease_bytes",
-                FileDiscoveryConfig {
-                    max_lease_bytes: 0,
-                    ..good.clone()
-                },
-            ),
+        let bad: [(&str, &dyn Fn(&mut FileDiscoveryConfig)); 5] = [
+            ("heartbeat_interval", &|it| it.heartbeat_interval = ms(0)),
+            ("scan_interval", &|it| it.scan_interval = ms(9)),
+            ("time_to_live", &|it| it.time_to_live = ms(999)),
+            ("scan_interval", &|it| it.scan_interval = ms(501)),
+            ("max_lease_bytes", &|it| it.max_lease_bytes = 0),
         ];
-        for (field, config) in bad {
+        for (field, change) in bad {
+            let mut config = FileDiscoveryConfig::default();
+            change(&mut config);
             let error = config.validate().unwrap_err();
             assert_eq!(error.at().map(|at| at.name()), Some(field), "{error}");
         }

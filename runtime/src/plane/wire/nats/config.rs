@@ -252,59 +252,37 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named_with_its_field() {
-        let default = NatsConfig::default;
-        let user = |user: &str| NatsCredentials::UserPassword {
-            user: user.into(),
+        const NONE: Duration = Duration::ZERO;
+        let with = |change: fn(&mut NatsConfig)| {
+            let mut config = NatsConfig::default();
+            change(&mut config);
+            config
+        };
+        let nameless = NatsCredentials::UserPassword {
+            user: String::new(),
             password: "p".into(),
         };
+        let token = NatsCredentials::Token(" ".into());
+        let creds = NatsCredentials::Creds(String::new());
         let cases = [
-            (servers(&[]), "nats.servers"),
-            (servers(&[""]), "nats.servers"),
-            (servers(&["http://a"]), "nats.servers"),
-            (servers(&["ws://a"]), "nats.servers"),
-            (servers(&["nats://a/path"]), "nats.servers"),
-            (servers(&["nats://a:70000"]), "nats.servers"),
-            (with_credentials(user("")), "nats.credentials.user"),
-            (
-                with_credentials(NatsCredentials::Token(" ".into())),
-                "nats.credentials.token",
-            ),
-            (
-                with_credentials(NatsCredentials::Creds(String::new())),
-                "nats.credentials.creds",
-            ),
-            (
-                NatsConfig {
-                    connect_timeout: Duration::ZERO,
-                    ..default()
-                },
-                "nats.connect_timeout",
-            ),
-            (
-                NatsConfig {
-                    ping_interval: Duration::ZERO,
-                    ..default()
-                },
-                "nats.ping_interval",
-            ),
-            (
-                NatsConfig {
-                    max_message_bytes: 100,
-                    ..default()
-                },
-                "nats.max_message_bytes",
-            ),
-            (
-                NatsConfig {
-                    window_messages: 0,
-                    ..default()
-                },
-                "nats.window_messages",
-            ),
+            (servers(&[]), "servers"),
+            (servers(&[""]), "servers"),
+            (servers(&["http://a"]), "servers"),
+            (servers(&["ws://a"]), "servers"),
+            (servers(&["nats://a/path"]), "servers"),
+            (servers(&["nats://a:70000"]), "servers"),
+            (with_credentials(nameless), "credentials.user"),
+            (with_credentials(token), "credentials.token"),
+            (with_credentials(creds), "credentials.creds"),
+            (with(|it| it.connect_timeout = NONE), "connect_timeout"),
+            (with(|it| it.ping_interval = NONE), "ping_interval"),
+            (with(|it| it.max_message_bytes = 100), "max_message_bytes"),
+            (with(|it| it.window_messages = 0), "window_messages"),
         ];
         for (config, field) in cases {
             let error = config.validate().unwrap_err();
-            assert_eq!(error.at().map(|at| at.name()), Some(field), "{config:?}");
+            let at = error.at().map(|at| at.name().to_owned());
+            assert_eq!(at, Some(format!("nats.{field}")), "{config:?}");
         }
     }
 
