@@ -25,12 +25,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
-use crate::component::{Endpoint, Runtime, Serving};
+use crate::component::{Runtime, Serving};
 use crate::controls::perform;
 use crate::discovery::{InstanceRecord, Lease};
-use crate::kv_blocks::{KvBlocksClient, KvBlocksHandler, KvBlocksRequest};
+use crate::kv_blocks::{KvBlocksClient, KvBlocksHandler};
 use crate::names::{EndpointName, InstanceId};
-use crate::plane::{self, Encoded, Handler, ResponseStream};
+use crate::plane::{self, Handler, Payload, ResponseStream};
 use crate::telemetry;
 
 /// Bytes of an artifact per item.
@@ -94,8 +94,15 @@ impl RuntimeRegistrar {
         Self { runtime, generate }
     }
 
-    fn sibling(&self, endpoint: &str) -> Result<Endpoint, EngineError> {
-        Ok(self.runtime.endpoint(self.generate.sibling(endpoint)?))
+    /// Serves another endpoint of the component.
+    async fn serve_beside<Req: Payload, Resp: Payload>(
+        &self,
+        id: InstanceId,
+        endpoint: &str,
+        handler: Arc<dyn Handler<Req, Resp>>,
+    ) -> Result<Serving, EngineError> {
+        let name = self.generate.sibling(endpoint)?;
+        self.runtime.endpoint(name).serve_as(id, handler).await
     }
 
     /// Gives an engine access to others' KV blocks, and others to its own if it holds any.
@@ -109,9 +116,8 @@ impl RuntimeRegistrar {
             transfers.connect(carrier, None);
             return Ok(None);
         };
-        let handler: Arc<dyn Handler<KvBlocksRequest, Encoded>> = Arc::new(KvBlocksHandler(source));
-        let endpoint = self.sibling(endpoints::KV_BLOCKS)?;
-        let serving = endpoint.serve_as(id, handler).await?;
+        let handler = Arc::new(KvBlocksHandler(source));
+        let serving = self.serve_beside(id, endpoints::KV_BLOCKS, handler).await?;
         let record = serving.record(None);
         let address = KvAddress {
             plane: record.address.plane,
@@ -127,48 +133,36 @@ impl RuntimeRegistrar {
 impl Registrar for RuntimeRegistrar {
     async fn serve(&self, offer: Offer) -> Result<Box<dyn Registration>, EngineError> {
         let id = InstanceId(offer.worker_id);
-        let generate = self.runtime.endpoint(self.generate.clone());
-        let generate_handler: Arc<dyn Handler<GenerateRequest, Output>> =
-            Arc::new(GenerateHandler(offer.generate));
-        let artifacts: Arc<dyn Handler<ArtifactRequest, Bytes>> =
-            Arc::new(ArtifactHandler(offer.artifacts));
-        let control: Arc<dyn Handler<ControlRequest, ControlReply>> =
-            Arc::new(ControlHandler(offer.control));
         let closed = CancellationToken::new();
-        let kv_event_handler = Arc::new(KvEventHandler {
+        let kv_events = Arc::new(KvEventHandler {
             publisher: offer.kv_events.clone(),
             closed: closed.clone(),
         });
-        let kv_rank_events: Arc<dyn Handler<u32, KvItem>> = kv_event_handler.clone();
-        let kv_events: Arc<dyn Handler<(), KvItem>> = kv_event_handler;
-        let load: Arc<dyn Handler<(), Load>> = Arc::new(LoadHandler {
+        let load = Arc::new(LoadHandler {
             engine: offer.load,
             admitted: offer.admitted,
             kv_events: offer.kv_events,
             recent: offer.recent,
             closed: closed.clone(),
         });
-        let serving = generate.serve_as(id, generate_handler).await?;
+        let artifacts = Arc::new(ArtifactHandler(offer.artifacts));
+        let control = Arc::new(ControlHandler(offer.control));
+        let generate = Arc::new(GenerateHandler(offer.generate));
+        let endpoint = self.runtime.endpoint(self.generate.clone());
+        let serving = endpoint.serve_as(id, generate).await?;
         let mut beside = vec![
-            self.sibling(endpoints::ARTIFACTS)?
-                .serve_as(id, artifacts)
+            self.serve_beside(id, endpoints::ARTIFACTS, artifacts)
                 .await?,
-            self.sibling(endpoints::CONTROL)?
-                .serve_as(id, control)
+            self.serve_beside(id, endpoints::CONTROL, control).await?,
+            self.serve_beside::<(), KvItem>(id, endpoints::KV_EVENTS, kv_events.clone())
                 .await?,
-            self.sibling(endpoints::KV_EVENTS)?
-                .serve_as(id, kv_events)
-                .await?,
-            self.sibling(endpoints::LOAD)?
-                .serve_as(id, Arc::clone(&load))
-                .await?,
-            self.sibling(endpoints::LOAD_METRICS)?
-                .serve_as(id, load)
-                .await?,
+            self.serve_beside(id, endpoints::LOAD, load.clone()).await?,
+            self.serve_beside(id, endpoints::LOAD_METRICS, load).await?,
         ];
         if offer.card.capabilities.kv_ranks && offer.card.data_parallel_size > 1 {
-            let ranks = self.sibling(endpoints::KV_RANK_EVENTS)?;
-            beside.push(ranks.serve_as(id, kv_rank_events).await?);
+            let name = endpoints::KV_RANK_EVENTS;
+            let ranks = self.serve_beside::<u32, KvItem>(id, name, kv_events);
+            beside.push(ranks.await?);
         }
         let kv_blocks = self.serve_kv_blocks(id, &offer.kv_transfers).await?;
         let listing = Arc::new(Listing {
