@@ -1,5 +1,8 @@
 //! [`TlsIdentity`]: the certificate that a process shows to etcd, to NATS, and to other processes.
 
+#[cfg(any(feature = "nats", feature = "tls"))]
+pub(crate) mod pem;
+
 use std::fmt;
 
 /// A process's own certificate. `Debug` omits the private key.

@@ -6,8 +6,7 @@ use genset_backend_common::{EngineError, ErrorKind};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::client::Resumption;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -15,7 +14,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::problem::{self, Side};
 use super::stream::TlsStream;
 use super::{ClientCertificates, WireTls};
-use crate::tls_identity::TlsIdentity;
+use crate::tls_identity::pem::{Identity, PemProblem, roots_of};
 
 /// The inner protocol, which both ends announce: another service with a certificate of the same authority is not a worker.
 const ALPN: &[u8] = b"genset-wire";
@@ -34,12 +33,9 @@ impl TlsContext {
     /// # Errors
     /// `InvalidArgument`, naming the field that holds no certificate, key or name.
     pub(in super::super) fn try_new(config: &WireTls) -> Result<Self, EngineError> {
-        let roots = Arc::new(roots_of(&config.ca_pem)?);
-        let identity = config
-            .identity
-            .as_ref()
-            .map(Identity::try_new)
-            .transpose()?;
+        let roots = Arc::new(roots_of(&config.ca_pem).map_err(see_flag)?);
+        let identity = config.identity.as_ref().map(Identity::try_new).transpose();
+        let identity = identity.map_err(see_flag)?;
         let server_name = config
             .server_name
             .as_deref()
@@ -125,37 +121,6 @@ fn checked_name(name: &str) -> Option<ServerName<'static>> {
     ServerName::try_from(name.to_owned()).ok()
 }
 
-/// A checked [`TlsIdentity`].
-struct Identity {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-}
-
-impl Clone for Identity {
-    fn clone(&self) -> Self {
-        Self {
-            chain: self.chain.clone(),
-            key: self.key.clone_key(),
-        }
-    }
-}
-
-impl Identity {
-    fn try_new(identity: &TlsIdentity) -> Result<Self, EngineError> {
-        let chain = certificates(
-            "identity.certificate_pem",
-            "--wire-tls-cert",
-            &identity.certificate_pem,
-        )?;
-        // Omit the error: it could contain a part of the key.
-        let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).map_err(|_| {
-            let problem = "holds no private key in PEM; see --wire-tls-key";
-            invalid("identity.key_pem", problem)
-        })?;
-        Ok(Self { chain, key })
-    }
-}
-
 fn client_config(
     provider: Arc<CryptoProvider>,
     roots: Arc<RootCertStore>,
@@ -207,38 +172,19 @@ fn server_config(
     Ok(config)
 }
 
-fn roots_of(pem: &str) -> Result<RootCertStore, EngineError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates("ca_pem", "--wire-tls-ca", pem)? {
-        roots.add(certificate).map_err(|error| {
-            let problem = format!("a certificate in it cannot be used: {error}; see --wire-tls-ca");
-            invalid("ca_pem", problem)
-        })?;
-    }
-    Ok(roots)
-}
-
-fn certificates(
-    field: &str,
-    flag: &str,
-    pem: &str,
-) -> Result<Vec<CertificateDer<'static>>, EngineError> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    match found {
-        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(invalid(
-            field,
-            format!("holds no certificate in PEM; see {flag}"),
-        )),
-        Err(error) => Err(invalid(field, format!("is no PEM: {error}; see {flag}"))),
-    }
-}
-
 fn unusable(error: &rustls::Error) -> EngineError {
-    let problem = format!(
-        "certificate and key cannot be used together: {error}; see --wire-tls-cert and --wire-tls-key"
-    );
-    invalid("identity", problem)
+    see_flag(Identity::unusable(error))
+}
+
+/// Names the field and the flag.
+fn see_flag(PemProblem { field, problem }: PemProblem) -> EngineError {
+    let flag = match field {
+        "ca_pem" => "--wire-tls-ca",
+        "identity.certificate_pem" => "--wire-tls-cert",
+        "identity.key_pem" => "--wire-tls-key",
+        _ => "--wire-tls-cert and --wire-tls-key",
+    };
+    invalid(field, format!("{problem}; see {flag}"))
 }
 
 fn no_version(error: rustls::Error) -> EngineError {
@@ -254,6 +200,7 @@ mod tests {
     use rcgen::KeyPair;
 
     use super::*;
+    use crate::tls_identity::TlsIdentity;
 
     fn self_signed() -> (String, KeyPair) {
         let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
