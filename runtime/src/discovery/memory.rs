@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -34,21 +33,16 @@ const BACKLOG_CHANGES: usize = 1024;
 /// # Ok::<(), genset_backend_common::EngineError>(())
 /// # }).unwrap();
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct MemoryDiscovery {
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    next_lease: AtomicU64,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug)]
 struct State {
     entries: BTreeMap<String, (Bytes, u64)>,
     leases: BTreeMap<u64, CancellationToken>,
+    next_lease: u64,
     changes: broadcast::Sender<Change>,
 }
 
@@ -56,23 +50,12 @@ impl MemoryDiscovery {
     /// An empty store.
     #[must_use]
     pub fn new() -> Self {
-        let (changes, _) = broadcast::channel(BACKLOG_CHANGES);
-        let state = State {
-            entries: BTreeMap::new(),
-            leases: BTreeMap::new(),
-            changes,
-        };
-        Self {
-            shared: Arc::new(Shared {
-                next_lease: AtomicU64::new(1),
-                state: Mutex::new(state),
-            }),
-        }
+        Self::default()
     }
 
     /// Ends every lease, like an outage longer than the time to live: for simulations and tests.
     pub fn expire_leases(&self) {
-        let mut state = self.shared.state.lock();
+        let mut state = self.state.lock();
         let leases: Vec<u64> = state.leases.keys().copied().collect();
         for lease in leases {
             state.end_lease(lease);
@@ -80,9 +63,14 @@ impl MemoryDiscovery {
     }
 }
 
-impl Default for MemoryDiscovery {
+impl Default for State {
     fn default() -> Self {
-        Self::new()
+        Self {
+            entries: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            next_lease: 0,
+            changes: broadcast::Sender::new(BACKLOG_CHANGES),
+        }
     }
 }
 
@@ -125,28 +113,27 @@ impl State {
 #[async_trait]
 impl Discovery for MemoryDiscovery {
     async fn lease(&self) -> Result<Box<dyn Lease>, EngineError> {
-        let id = self.shared.next_lease.fetch_add(1, Ordering::Relaxed);
         let lost = CancellationToken::new();
-        self.shared.state.lock().leases.insert(id, lost.clone());
+        let mut state = self.state.lock();
+        let id = state.next_lease;
+        state.next_lease += 1;
+        state.leases.insert(id, lost.clone());
         Ok(Box::new(MemoryLease {
             id,
             lost,
-            shared: Arc::clone(&self.shared),
+            state: Arc::clone(&self.state),
         }))
     }
 
     async fn get(&self, prefix: &str) -> Result<Vec<Entry>, EngineError> {
-        Ok(self.shared.state.lock().snapshot(prefix))
+        Ok(self.state.lock().snapshot(prefix))
     }
 
     async fn watch(&self, prefix: &str) -> Result<Box<dyn Watch>, EngineError> {
-        let changes = self.shared.state.lock().changes.subscribe();
-        let shared = Arc::clone(&self.shared);
         Ok(Box::new(MemoryWatch {
             prefix: prefix.to_owned(),
-            shared,
-            changes,
-            needs_snapshot: true,
+            state: Arc::clone(&self.state),
+            changes: None,
         }))
     }
 }
@@ -155,13 +142,13 @@ impl Discovery for MemoryDiscovery {
 struct MemoryLease {
     id: u64,
     lost: CancellationToken,
-    shared: Arc<Shared>,
+    state: Arc<Mutex<State>>,
 }
 
 #[async_trait]
 impl Lease for MemoryLease {
     async fn put(&self, entry: Entry) -> Result<(), EngineError> {
-        let mut state = self.shared.state.lock();
+        let mut state = self.state.lock();
         if !state.leases.contains_key(&self.id) {
             return Err(EngineError::new(
                 ErrorKind::Unavailable,
@@ -176,7 +163,7 @@ impl Lease for MemoryLease {
     }
 
     async fn remove(&self, key: &str) -> Result<(), EngineError> {
-        let mut state = self.shared.state.lock();
+        let mut state = self.state.lock();
         if state
             .entries
             .get(key)
@@ -194,36 +181,28 @@ impl Lease for MemoryLease {
 
 impl Drop for MemoryLease {
     fn drop(&mut self) {
-        self.shared.state.lock().end_lease(self.id);
+        self.state.lock().end_lease(self.id);
     }
 }
 
 #[derive(Debug)]
 struct MemoryWatch {
     prefix: String,
-    shared: Arc<Shared>,
-    changes: broadcast::Receiver<Change>,
-    needs_snapshot: bool,
-}
-
-impl MemoryWatch {
-    /// All current entries; later changes arrive at a new receiver.
-    fn snapshot(&mut self) -> Change {
-        let state = self.shared.state.lock();
-        self.changes = state.changes.subscribe();
-        self.needs_snapshot = false;
-        Change::Snapshot(state.snapshot(&self.prefix))
-    }
+    state: Arc<Mutex<State>>,
+    /// `None` at the start and after a gap: the next change is a snapshot.
+    changes: Option<broadcast::Receiver<Change>>,
 }
 
 #[async_trait]
 impl Watch for MemoryWatch {
     async fn next(&mut self) -> Option<Change> {
         loop {
-            if self.needs_snapshot {
-                return Some(self.snapshot());
-            }
-            match self.changes.recv().await {
+            let Some(changes) = &mut self.changes else {
+                let state = self.state.lock();
+                self.changes = Some(state.changes.subscribe());
+                return Some(Change::Snapshot(state.snapshot(&self.prefix)));
+            };
+            match changes.recv().await {
                 Ok(Change::Put(entry)) if entry.key.starts_with(&self.prefix) => {
                     return Some(Change::Put(entry));
                 }
@@ -231,7 +210,7 @@ impl Watch for MemoryWatch {
                     return Some(Change::Removed(key));
                 }
                 Ok(_) => {}
-                Err(broadcast::error::RecvError::Lagged(_)) => self.needs_snapshot = true,
+                Err(broadcast::error::RecvError::Lagged(_)) => self.changes = None,
                 Err(broadcast::error::RecvError::Closed) => return None,
             }
         }
