@@ -19,7 +19,7 @@ use crate::discovery::InstanceRecord;
 use crate::instances::{Instance, Instances, Tried, Wanted};
 use crate::load::{follow_loads, for_each_instance};
 use crate::names::InstanceId;
-use crate::plane::{self, Payload, RequestPlane, ResponseStream};
+use crate::plane::{self, Payload, ResponseStream};
 use crate::selection::{Candidate, SelectionMode, Selector};
 
 /// Calls the instances of one endpoint. Requests are `Req`; responses are streams of `Resp`.
@@ -29,7 +29,6 @@ use crate::selection::{Candidate, SelectionMode, Selector};
 pub struct Client<Req, Resp> {
     endpoint: Endpoint,
     instances: Instances,
-    plane: Arc<dyn RequestPlane>,
     _follow: AbortOnDropHandle<()>,
     types: std::marker::PhantomData<fn(Req) -> Resp>,
 }
@@ -38,13 +37,11 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
     pub(crate) fn new(
         endpoint: Endpoint,
         instances: Instances,
-        plane: Arc<dyn RequestPlane>,
         follow: AbortOnDropHandle<()>,
     ) -> Self {
         Self {
             endpoint,
             instances,
-            plane,
             _follow: follow,
             types: std::marker::PhantomData,
         }
@@ -201,7 +198,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         let in_flight = instance.enter();
         let record = &instance.record;
         let called = plane::call::<Req, Resp>(
-            &*self.plane,
+            &**self.endpoint.runtime().plane(),
             &record.address,
             &record.endpoint,
             request,
@@ -268,17 +265,9 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
     mode: SelectionMode,
-    selector: BoxSelector,
+    selector: Box<dyn Selector>,
     successor_time: Duration,
     _loads: Option<AbortOnDropHandle<()>>,
-}
-
-struct BoxSelector(Box<dyn Selector>);
-
-impl std::fmt::Debug for BoxSelector {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Selector")
-    }
 }
 
 impl GenerateClient {
@@ -288,7 +277,7 @@ impl GenerateClient {
         Self {
             client,
             mode,
-            selector: BoxSelector(mode.selector()),
+            selector: mode.selector(),
             successor_time: SUCCESSOR_TIME,
             _loads: None,
         }
@@ -422,7 +411,7 @@ impl GenerateClient {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
-        let selector = &*self.selector.0;
+        let selector = &*self.selector;
         let explanation = ctx.explanation().cloned();
         let mut choose = |_: &mut GenerateRequest, candidates: &[Candidate]| {
             let index = selector.select(candidates)?;

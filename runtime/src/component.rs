@@ -285,6 +285,10 @@ impl Endpoint {
         &self.name
     }
 
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
     /// Serves `handler` as a new instance, which is reachable but not yet listed.
     ///
     /// # Errors
@@ -338,12 +342,7 @@ impl Endpoint {
         let follow = self
             .runtime
             .spawn(instances.clone().follow(discovery, prefix_of(&self.name)));
-        Client::new(
-            self.clone(),
-            instances,
-            Arc::clone(self.runtime.plane()),
-            follow,
-        )
+        Client::new(self.clone(), instances, follow)
     }
 }
 

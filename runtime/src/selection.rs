@@ -1,5 +1,6 @@
 //! Selection: which instance a request goes to.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::names::InstanceId;
@@ -24,7 +25,7 @@ pub struct Candidate {
 }
 
 /// Chooses among candidates. Called for every request; must not wait.
-pub trait Selector: Send + Sync + 'static {
+pub trait Selector: fmt::Debug + Send + Sync + 'static {
     /// Returns the index of the chosen candidate, or `None` to reject them all. `candidates` is not empty and ordered by id.
     fn select(&self, candidates: &[Candidate]) -> Option<usize>;
 }

@@ -141,17 +141,11 @@ impl Transport for Tcp {
     }
 
     async fn dial(&self, location: &str) -> Result<Io, EngineError> {
-        let stream = TcpStream::connect(location).await.map_err(|error| {
-            EngineError::new(
-                ErrorKind::CannotConnect,
-                format!("cannot connect to the worker: {error}"),
-            )
-        })?;
-        let stream = moved(stream, &self.main).map_err(|error| {
-            EngineError::new(
-                ErrorKind::CannotConnect,
-                format!("cannot connect to the worker: {error}"),
-            )
+        let stream = TcpStream::connect(location).await;
+        let stream = stream.and_then(|stream| moved(stream, &self.main));
+        let stream = stream.map_err(|error| {
+            let message = format!("cannot connect to the worker: {error}");
+            EngineError::new(ErrorKind::CannotConnect, message)
         })?;
         let peer = location.to_owned();
         match &self.tls {
