@@ -1,16 +1,12 @@
 //! [`RemoteOutputs`]: a remote worker's outputs, adapted to an engine's contract.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_core::Stream;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use genset_backend_common::output::Finish;
 use genset_backend_common::{CancelReason, EngineError, Output, OutputStream, RequestContext};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-
-type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How long to wait for the worker's terminal after a cancellation, if only it tells the length of the prompt.
 const USAGE_WAIT: Duration = Duration::from_secs(1);
@@ -19,18 +15,14 @@ const USAGE_WAIT: Duration = Duration::from_secs(1);
 /// sent meanwhile. If the prompt is not tokens, only the worker knows its length, so waits briefly for the worker's
 /// terminal. Dropping the worker's stream ends its work.
 pub(super) struct RemoteOutputs {
-    /// `None` after the terminal.
-    outputs: Option<OutputStream>,
+    outputs: OutputStream,
     ctx: RequestContext,
     /// The request's context for the worker.
     far: RequestContext,
-    cancelled: Signal,
-    stopped: Signal,
+    stop: CancellationToken,
     /// `None` if only the worker knows the number.
     prompt_tokens: Option<u32>,
     streamed_tokens: u32,
-    /// When to stop waiting for the worker's terminal, once waiting.
-    patience: Option<Signal>,
 }
 
 impl RemoteOutputs {
@@ -42,97 +34,71 @@ impl RemoteOutputs {
         prompt_tokens: Option<u32>,
     ) -> OutputStream {
         let prompt_tokens = prompt_tokens.or(outputs.is_none().then_some(0));
-        let outputs = outputs
-            .unwrap_or_else(|| OutputStream::from_raw(Box::pin(futures_util::stream::pending())));
-        OutputStream::from_raw(Box::pin(Self {
-            outputs: Some(outputs),
-            cancelled: Box::pin(ctx.cancelled_owned()),
+        let outputs =
+            outputs.unwrap_or_else(|| OutputStream::from_raw(Box::pin(stream::pending())));
+        let remote = Self {
+            outputs,
             ctx,
             far,
-            stopped: Box::pin(stop.clone().cancelled_owned()),
+            stop: stop.clone(),
             prompt_tokens,
             streamed_tokens: 0,
-            patience: None,
-        }))
+        };
+        // The state is `None` after the terminal: the worker's stream is dropped with it.
+        let items = stream::unfold(Some(remote), |remote| async move {
+            let mut remote = remote?;
+            let item = remote.next().await?;
+            let has_more = item.as_ref().is_ok_and(|output| !output.is_terminal());
+            Some((item, has_more.then_some(remote)))
+        });
+        OutputStream::from_raw(Box::pin(items))
     }
 
-    fn end_as_cancelled(&mut self) -> Output {
-        self.outputs = None;
-        let prompt_tokens = self.prompt_tokens.unwrap_or_default();
+    async fn next(&mut self) -> Option<Result<Output, EngineError>> {
+        if self.ctx.is_cancelled() {
+            return Some(Ok(self.end_as_cancelled().await));
+        }
+        tokio::select! {
+            biased;
+            item = self.outputs.next() => {
+                if let Some(Ok(output)) = &item {
+                    self.streamed_tokens = self.streamed_tokens.saturating_add(output.token_count());
+                }
+                item
+            }
+            () = self.stop.cancelled() => Some(Err(stopped())),
+            () = self.ctx.cancelled() => Some(Ok(self.end_as_cancelled().await)),
+        }
+    }
+
+    async fn end_as_cancelled(&mut self) -> Output {
+        let prompt_tokens = match self.prompt_tokens {
+            Some(prompt_tokens) => prompt_tokens,
+            None => self.told_prompt_tokens().await,
+        };
         let finished = Finish::cancelled().into_finished(prompt_tokens, self.streamed_tokens);
         Output::Finished(Box::new(finished))
     }
 
-    /// Ready when the terminal of a cancelled request is known.
-    fn poll_usage(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let (None, Some(outputs)) = (self.prompt_tokens, &mut self.outputs) else {
-            return Poll::Ready(());
-        };
-        let (ctx, far) = (&self.ctx, &self.far);
-        let patience = self.patience.get_or_insert_with(|| {
-            far.cancel(ctx.cancel_reason().unwrap_or(CancelReason::Client));
-            Box::pin(tokio::time::sleep(USAGE_WAIT))
-        });
-        while let Poll::Ready(item) = outputs.poll_next_unpin(cx) {
-            match item {
-                Some(Ok(Output::Finished(finished))) => {
-                    self.prompt_tokens = Some(finished.usage.prompt_tokens);
-                    return Poll::Ready(());
+    /// The length of the prompt in the worker's terminal; 0 if that does not arrive.
+    async fn told_prompt_tokens(&mut self) -> u32 {
+        let reason = self.ctx.cancel_reason().unwrap_or(CancelReason::Client);
+        self.far.cancel(reason);
+        let outputs = &mut self.outputs;
+        let told = async {
+            while let Some(Ok(output)) = outputs.next().await {
+                if let Output::Finished(finished) = output {
+                    return finished.usage.prompt_tokens;
                 }
-                Some(Ok(_)) => {}
-                Some(Err(_)) | None => return Poll::Ready(()),
             }
-        }
-        match self.stopped.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => patience.as_mut().poll(cx),
-        }
-    }
-
-    fn pass_on(
-        &mut self,
-        item: Option<Result<Output, EngineError>>,
-    ) -> Option<Result<Output, EngineError>> {
-        match &item {
-            Some(Ok(output)) if !output.is_terminal() => {
-                self.streamed_tokens = self.streamed_tokens.saturating_add(output.token_count());
-            }
-            Some(_) | None => self.outputs = None,
-        }
-        item
+            0
+        };
+        let told = self.stop.run_until_cancelled(timeout(USAGE_WAIT, told));
+        told.await.and_then(Result::ok).unwrap_or_default()
     }
 }
 
 /// The error of a request to a stopped engine.
 pub(super) fn stopped() -> EngineError {
     EngineError::engine_shutdown("the engine was stopped")
-}
-
-impl Stream for RemoteOutputs {
-    type Item = Result<Output, EngineError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        let Some(outputs) = &mut this.outputs else {
-            return Poll::Ready(None);
-        };
-        if this.ctx.is_cancelled() {
-            return this
-                .poll_usage(cx)
-                .map(|()| Some(Ok(this.end_as_cancelled())));
-        }
-        if let Poll::Ready(item) = outputs.poll_next_unpin(cx) {
-            return Poll::Ready(this.pass_on(item));
-        }
-        if this.stopped.as_mut().poll(cx).is_ready() {
-            this.outputs = None;
-            return Poll::Ready(Some(Err(stopped())));
-        }
-        if this.cancelled.as_mut().poll(cx).is_ready() {
-            return this
-                .poll_usage(cx)
-                .map(|()| Some(Ok(this.end_as_cancelled())));
-        }
-        Poll::Pending
-    }
 }
