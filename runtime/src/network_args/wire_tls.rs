@@ -54,12 +54,11 @@ impl WireTlsArgs {
     /// The TLS settings of the flags, with the files read; `None` if the flags ask for no TLS.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag with an unreadable file; `Unsupported` in a build without TLS.
+    /// `InvalidArgument`, naming the flag with an unreadable file.
     pub(super) fn tls(&self) -> Result<Option<WireTls>, EngineError> {
         let Some(authorities) = &self.wire_tls_ca else {
             return Ok(None);
         };
-        refuse_in_a_build_without()?;
         let identity = identity_of(
             ("--wire-tls-cert", &self.wire_tls_cert),
             ("--wire-tls-key", &self.wire_tls_key),
@@ -83,18 +82,6 @@ impl WireTlsArgs {
         let problem = "is about the tcp request plane and this process is on nats; use --request-plane tcp, or --nats-ca for TLS to NATS";
         Err(EngineError::invalid_argument("--wire-tls-ca", problem))
     }
-}
-
-#[cfg(feature = "tls")]
-#[expect(clippy::unnecessary_wraps, reason = "without the feature it fails")]
-fn refuse_in_a_build_without() -> Result<(), EngineError> {
-    Ok(())
-}
-
-#[cfg(not(feature = "tls"))]
-fn refuse_in_a_build_without() -> Result<(), EngineError> {
-    let problem = "this build has no TLS on the tcp request plane; build it with --features tls, or leave the --wire-tls flags out";
-    Err(EngineError::unsupported("--wire-tls-ca", problem))
 }
 
 #[cfg(test)]
@@ -139,7 +126,6 @@ mod tests {
         args(&[]).refuse_on_nats().unwrap();
     }
 
-    #[cfg(feature = "tls")]
     #[test]
     fn a_file_that_cannot_be_read_is_named() {
         let folder = tempfile::tempdir().unwrap();
@@ -150,7 +136,6 @@ mod tests {
         assert!(error.message().contains("ca.pem"), "{error}");
     }
 
-    #[cfg(feature = "tls")]
     #[test]
     fn the_files_are_read_and_callers_asked_unless_told_otherwise() {
         let folder = tempfile::tempdir().unwrap();
@@ -171,13 +156,5 @@ mod tests {
         let open = open.unwrap().tls().unwrap().unwrap();
         assert_eq!(open.client_certificates, ClientCertificates::NotAsked);
         assert!(open.identity.is_none());
-    }
-
-    #[cfg(not(feature = "tls"))]
-    #[test]
-    fn a_build_without_tls_names_the_flag() {
-        let error = args(&["--wire-tls-ca=a"]).unwrap().tls().unwrap_err();
-        assert!(error.message().contains("--features tls"), "{error}");
-        assert_eq!(error.at().map(|at| at.name()), Some("--wire-tls-ca"));
     }
 }

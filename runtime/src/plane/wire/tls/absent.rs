@@ -10,8 +10,8 @@ pub(in super::super) enum TlsContext {}
 
 impl TlsContext {
     pub(in super::super) fn try_new(_config: &WireTls) -> Result<Self, EngineError> {
-        let problem = "this build has no TLS; build it with --features tls, or leave the --wire-tls flags out";
-        Err(EngineError::unsupported("tcp.tls", problem))
+        let problem = "this build has no TLS on the tcp request plane; build it with --features tls, or leave the --wire-tls flags out";
+        Err(EngineError::unsupported("--wire-tls-ca", problem))
     }
 
     pub(in super::super) fn check_can_serve(&self) -> Result<(), EngineError> {
