@@ -3,6 +3,7 @@
 mod kinds;
 mod wire_tls;
 
+use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -244,7 +245,7 @@ impl NetworkArgs {
     fn directory(&self) -> PathBuf {
         self.discovery_path.clone().unwrap_or_else(|| {
             let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
-            FileDiscovery::default_path(runtime_dir.as_deref(), &std::env::temp_dir())
+            default_directory(runtime_dir.as_deref(), &std::env::temp_dir())
         })
     }
 
@@ -434,6 +435,15 @@ fn absent(flag: &str, value: &str, other: &str) -> EngineError {
     EngineError::unsupported(flag, problem)
 }
 
+/// The default directory of a user's processes: under the user's runtime directory, otherwise under `temp`. A runtime directory
+/// that is not absolute is ignored, as its specification says.
+fn default_directory(runtime_dir: Option<&OsStr>, temp: &Path) -> PathBuf {
+    match runtime_dir.map(Path::new) {
+        Some(runtime_dir) if runtime_dir.is_absolute() => runtime_dir.join("genset/discovery"),
+        _ => temp.join(format!("genset-{}", rustix::process::geteuid().as_raw())),
+    }
+}
+
 fn secret_of(flag: &str, path: Option<&Path>) -> Result<Option<WireSecret>, EngineError> {
     let Some(path) = path else { return Ok(None) };
     let text = text_of(flag, path)?;
@@ -478,6 +488,20 @@ mod tests {
 
     pub(super) fn args(words: &[&str]) -> NetworkArgs {
         Alone::parse_from(["test"].iter().chain(words)).network
+    }
+
+    #[test]
+    fn the_default_directory_is_the_users_own() {
+        let of = |runtime_dir: Option<&str>| {
+            let runtime_dir = runtime_dir.map(OsStr::new);
+            default_directory(runtime_dir, Path::new("/tmp"))
+        };
+        let own = of(Some("/run/user/7"));
+        assert_eq!(own, Path::new("/run/user/7/genset/discovery"));
+        let uid = rustix::process::geteuid().as_raw();
+        for none in [None, Some(""), Some("run/user")] {
+            assert_eq!(of(none), PathBuf::from(format!("/tmp/genset-{uid}")));
+        }
     }
 
     #[test]

@@ -89,27 +89,6 @@ impl FileDiscovery {
         let keeper = Keeper::start(store, config.clone())?;
         Ok(Self { config, keeper })
     }
-
-    /// The default directory of a user's processes: `genset/discovery` under the user's runtime directory, otherwise
-    /// `genset-UID` under the system's directory for temporary files.
-    ///
-    /// `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`, if set; a path that is not absolute is ignored, as its
-    /// specification says. `temp_dir` is usually [`std::env::temp_dir`].
-    ///
-    /// # Examples
-    /// ```
-    /// use genset_runtime::discovery::FileDiscovery;
-    ///
-    /// let path = FileDiscovery::default_path(Some("/run/user/1000".as_ref()), "/tmp".as_ref());
-    /// assert_eq!(path, std::path::Path::new("/run/user/1000/genset/discovery"));
-    /// ```
-    #[must_use]
-    pub fn default_path(
-        xdg_runtime_dir: Option<&std::ffi::OsStr>,
-        temp_dir: &std::path::Path,
-    ) -> PathBuf {
-        config::default_path(xdg_runtime_dir, temp_dir)
-    }
 }
 
 #[async_trait]

@@ -1,7 +1,5 @@
-//! Settings of discovery in a directory, and the default directory.
+//! Settings of discovery in a directory.
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
@@ -99,13 +97,6 @@ impl FileDiscoveryConfig {
     }
 }
 
-pub(super) fn default_path(xdg_runtime_dir: Option<&OsStr>, temp_dir: &Path) -> PathBuf {
-    match xdg_runtime_dir.map(Path::new) {
-        Some(runtime_dir) if runtime_dir.is_absolute() => runtime_dir.join("genset/discovery"),
-        _ => temp_dir.join(format!("genset-{}", rustix::process::geteuid().as_raw())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,19 +118,5 @@ mod tests {
             let error = config.validate().unwrap_err();
             assert_eq!(error.at().map(|at| at.name()), Some(field), "{error}");
         }
-    }
-
-    #[test]
-    fn the_default_path_is_the_users_own() {
-        let temp = Path::new("/tmp");
-        let uid = rustix::process::geteuid().as_raw();
-        let fallback = PathBuf::from(format!("/tmp/genset-{uid}"));
-        assert_eq!(
-            default_path(Some(OsStr::new("/run/user/7")), temp),
-            Path::new("/run/user/7/genset/discovery")
-        );
-        assert_eq!(default_path(None, temp), fallback);
-        assert_eq!(default_path(Some(OsStr::new("")), temp), fallback);
-        assert_eq!(default_path(Some(OsStr::new("run/user")), temp), fallback);
     }
 }
