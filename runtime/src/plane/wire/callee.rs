@@ -11,8 +11,8 @@ use futures_util::StreamExt;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use genset_wire::{
-    Cancel, Credit, Frame, FrameError, FrameKind, GoAway, HeldBytes, PayloadError, RequestHead,
-    WireError, decode_payload, decode_request, encode_payload,
+    Cancel, Credit, Frame, FrameError, FrameKind, HeldBytes, PayloadError, RequestHead, WireError,
+    decode_payload, decode_request, encode_payload,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
@@ -274,10 +274,6 @@ impl FrameSink for Arc<Callee> {
         if !self.streams.lock().contains_key(&stream) {
             self.refuse(stream, &self.no_memory());
         }
-    }
-
-    fn go_away(&self, _go_away: GoAway) {
-        // A caller that opens no more streams needs no answer.
     }
 }
 

@@ -335,11 +335,6 @@ impl FrameSink for Arc<Caller> {
         }
     }
 
-    /// If both ends waited for the other to read, they would deadlock; this one always reads.
-    fn is_paced(&self) -> bool {
-        false
-    }
-
     fn overloaded(&self, stream: u32) {
         if self.slot(stream).is_some() {
             self.give_up(stream);

@@ -70,14 +70,16 @@ pub(super) trait FrameSink: Send + Sync {
     fn frame(&self, frame: Frame) -> Result<(), Violation>;
 
     /// Whether to read frames only while there is room for the responses: a peer that sends requests and reads no responses
-    /// must not fill the memory.
-    fn is_paced(&self) -> bool;
+    /// must not fill the memory. If both ends waited for the other to read, they would deadlock, so a caller always reads.
+    fn is_paced(&self) -> bool {
+        false
+    }
 
     /// A frame of a stream was skipped because memory is short.
     fn overloaded(&self, stream: u32);
 
-    /// The peer accepts no new streams.
-    fn go_away(&self, go_away: GoAway);
+    /// The peer accepts no new streams; a callee opens none.
+    fn go_away(&self, _go_away: GoAway) {}
 }
 
 /// State that both ends of a connection share with their streams.
@@ -269,13 +271,7 @@ mod tests {
             Ok(())
         }
 
-        fn is_paced(&self) -> bool {
-            false
-        }
-
         fn overloaded(&self, _stream: u32) {}
-
-        fn go_away(&self, _go_away: GoAway) {}
     }
 
     /// The traffic of a link, and the peer's end of it.
