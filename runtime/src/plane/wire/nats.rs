@@ -75,14 +75,13 @@ impl Transport for Nats {
             .await
             .map_err(|error| cannot(&error))?;
         let own = session.new_connection_subject();
-        let own_fault = |error: EngineError| cannot(&error);
         let subscribed = subscribe(session, client, &own).await;
-        let mut subscriber = subscribed.map_err(own_fault)?;
+        let mut subscriber = subscribed.map_err(|error| cannot(&error))?;
         let open = Message::Open {
             window: session.config().window_messages,
         };
         let published = publish(session, client, listening, &own, &open).await;
-        published.map_err(own_fault)?;
+        published.map_err(|error| cannot(&error))?;
         let answer = subscriber
             .next()
             .await
@@ -93,8 +92,8 @@ impl Transport for Nats {
         let accepted = Message::decode(&answer.payload).map_err(|error| cannot(&error.to_string()));
         match (accepted?, answer.reply) {
             (Message::Accept { window }, Some(peer)) if Session::is_connection_subject(&peer) => {
-                let made = connection(session, client, (own, subscriber), (peer, window));
-                Ok(made.into_io())
+                let ours = (own, subscriber);
+                Ok(connection(session, client, ours, (peer, window)))
             }
             (other, _) => Err(cannot(&format!("it answered with {other:?}"))),
         }
@@ -183,8 +182,8 @@ fn connection(
     client: &Client,
     (own, subscriber): (Subject, Subscriber),
     (peer, peer_window): (Subject, u32),
-) -> Connection {
-    Connection {
+) -> Io {
+    let connection = Connection {
         client: client.clone(),
         subscriber,
         own,
@@ -192,7 +191,8 @@ fn connection(
         window: session.config().window_messages,
         peer_window,
         max_message_bytes: session.config().max_message_bytes,
-    }
+    };
+    connection.into_io()
 }
 
 struct Accepting {
@@ -203,28 +203,20 @@ struct Accepting {
     opening: Option<Opening>,
 }
 
-#[derive(Clone)]
-struct Opening {
-    peer: Subject,
-    window: u32,
-}
+/// The subject of a caller and its window.
+type Opening = (Subject, u32);
 
 impl Accepting {
-    async fn answer(&self, opening: Opening) -> Result<Connection, EngineError> {
+    async fn answer(&self, opening: Opening) -> Result<Io, EngineError> {
         let own = self.session.new_connection_subject();
         let subscriber = subscribe(&self.session, &self.client, &own).await?;
         let accept = Message::Accept {
             window: self.session.config().window_messages,
         };
-        let Opening { peer, window } = opening;
-        publish(&self.session, &self.client, peer.clone(), &own, &accept).await?;
+        let peer = opening.0.clone();
+        publish(&self.session, &self.client, peer, &own, &accept).await?;
         let ours = (own, subscriber);
-        Ok(connection(
-            &self.session,
-            &self.client,
-            ours,
-            (peer, window),
-        ))
+        Ok(connection(&self.session, &self.client, ours, opening))
     }
 }
 
@@ -232,7 +224,7 @@ impl Accepting {
 fn opening_of(message: async_nats::Message) -> Option<Opening> {
     match (Message::decode(&message.payload), message.reply) {
         (Ok(Message::Open { window }), Some(peer)) if Session::is_connection_subject(&peer) => {
-            Some(Opening { peer, window })
+            Some((peer, window))
         }
         (message, peer) => {
             tracing::debug!(?message, ?peer, "a message that opens no connection");
@@ -256,7 +248,7 @@ impl Listener for Accepting {
                 let answered = self.answer(opening).await;
                 self.opening = None;
                 match answered {
-                    Ok(connection) => return Some(connection.into_io()),
+                    Ok(io) => return Some(io),
                     Err(error) => tracing::warn!(%error, "a caller cannot be answered"),
                 }
             }
