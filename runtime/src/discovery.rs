@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, ErrorKind};
 
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdTls};
@@ -119,6 +119,12 @@ pub fn prefix_of(endpoint: &EndpointName) -> String {
         "{ROOT}{}/{}/{}/",
         endpoint.namespace, endpoint.component, endpoint.endpoint
     )
+}
+
+/// The error of using a lease that is gone.
+fn lease_lost() -> EngineError {
+    let message = "the lease on discovery is lost; take a new one";
+    EngineError::new(ErrorKind::Unavailable, message)
 }
 
 /// Passes on the changes under a prefix until the future is dropped. Opens a watch again until discovery answers.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::EngineError;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use super::{Change, Discovery, Entry, Lease, Watch};
+use super::{Change, Discovery, Entry, Lease, Watch, lease_lost};
 
 /// Changes a watcher may lag behind before it gets a snapshot instead.
 const BACKLOG_CHANGES: usize = 1024;
@@ -150,10 +150,7 @@ impl Lease for MemoryLease {
     async fn put(&self, entry: Entry) -> Result<(), EngineError> {
         let mut state = self.state.lock();
         if !state.leases.contains_key(&self.id) {
-            return Err(EngineError::new(
-                ErrorKind::Unavailable,
-                "the lease on discovery is lost; take a new one",
-            ));
+            return Err(lease_lost());
         }
         state
             .entries

@@ -17,8 +17,8 @@ use super::protocol::{
     Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
     LeaseRevokeRequest, LeaseTimeToLiveRequest, Operation, PutRequest, RequestOp, TxnRequest,
 };
-use super::session::{Failure, Pauses, Sessions, lease_lost};
-use crate::discovery::{Entry, Lease};
+use super::session::{Failure, Pauses, Sessions};
+use crate::discovery::{Entry, Lease, lease_lost};
 
 /// Keep-alives per time to live.
 const BEATS_PER_TTL: u32 = 3;
@@ -137,7 +137,7 @@ impl Held {
                     tracing::debug!(lease = self.id, "keeping a lease alive was interrupted");
                 }
                 Err(Failure::NotFound) => return,
-                Err(Failure::Refused(error) | Failure::Unreachable(error)) => {
+                Err(Failure::Other(error)) => {
                     tracing::warn!(lease = self.id, %error, "a lease cannot be kept alive now");
                 }
             }
@@ -296,7 +296,7 @@ impl Held {
             .perform("revoking a lease", move |client: Client| async move {
                 client.call(LeaseRevokeRequest { id: self.id }).await
             });
-        if let Err(Failure::Refused(error) | Failure::Unreachable(error)) = revoked.await {
+        if let Err(Failure::Other(error)) = revoked.await {
             tracing::debug!(lease = self.id, %error, "a lease is left to expire");
         }
     }

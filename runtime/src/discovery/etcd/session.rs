@@ -15,33 +15,24 @@ use tonic::{Code, Status};
 
 use super::client::Client;
 use super::config::{EtcdConfig, invalid};
+use crate::discovery::lease_lost;
 
 /// Why an operation failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// etcd does not know the lease.
     NotFound,
-    /// etcd refuses the operation; retrying does not help.
-    Refused(EngineError),
-    /// No endpoint completed it in time.
-    Unreachable(EngineError),
+    /// etcd refuses the operation, or no endpoint completed it in time.
+    Other(EngineError),
 }
 
 impl From<Failure> for EngineError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::NotFound => lease_lost(),
-            Failure::Refused(error) | Failure::Unreachable(error) => error,
+            Failure::Other(error) => error,
         }
     }
-}
-
-/// The error of using a lease that is gone.
-pub(super) fn lease_lost() -> EngineError {
-    EngineError::new(
-        ErrorKind::Unavailable,
-        "the lease on discovery is lost; take a new one",
-    )
 }
 
 /// The endpoints, and which of them is in use.
@@ -128,7 +119,7 @@ impl Sessions {
             "discovery: {what} failed on etcd at {self}: {problem}; check that it runs and can be reached, then try again"
         );
         let error = EngineError::new(ErrorKind::Unavailable, message);
-        Err(Failure::Unreachable(error))
+        Err(Failure::Other(error))
     }
 
     /// One attempt. If it fails, its client is discarded: the connection may hang for longer than a new one takes, and its user
@@ -219,7 +210,7 @@ fn definitive(what: &str, status: &Status) -> Option<Failure> {
             status.message()
         );
         let error = EngineError::new(ErrorKind::InvalidArgument, message);
-        Some(Failure::Refused(error))
+        Some(Failure::Other(error))
     };
     #[expect(
         clippy::wildcard_enum_match_arm,
