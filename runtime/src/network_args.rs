@@ -529,21 +529,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn budgets_take_units_and_plain_numbers() {
-        let budgets = |words: &[&str]| {
-            let args = args(words);
-            (args.wire_memory_budget, args.wire_connection_memory_budget)
-        };
-        let default = WireConfig::default().max_memory_bytes;
-        assert_eq!(budgets(&[]), (default, None));
-        let words = [
-            "--wire-memory-budget=64MiB",
-            "--wire-connection-memory-budget=65536",
-        ];
-        assert_eq!(budgets(&words), (64 << 20, Some(64 << 10)));
-    }
-
     #[tokio::test]
     async fn a_bad_secret_file_is_named() {
         let folder = tempfile::tempdir().unwrap();

@@ -292,63 +292,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
 
 #[cfg(test)]
 mod tests {
-    use genset_wire::PROTOCOL_VERSION;
-
     use super::super::metrics::OF_STRANGERS;
     use super::*;
-
-    fn io_pair() -> (Io, Io) {
-        let (a, b) = tokio::io::duplex(1 << 16);
-        (Io::split(a, "test".into()), Io::split(b, "test".into()))
-    }
-
-    fn with_secret(secret: Option<&str>) -> WireConfig {
-        WireConfig {
-            secret: secret.map(|text| WireSecret::try_new(text.as_bytes()).unwrap()),
-            ..WireConfig::default()
-        }
-    }
-
-    async fn meet(
-        caller: &WireConfig,
-        callee: &WireConfig,
-    ) -> (
-        Result<Greeted, HandshakeError>,
-        Result<Greeted, HandshakeError>,
-    ) {
-        let (mut a, mut b) = io_pair();
-        tokio::join!(
-            greet(&mut a, Role::Caller, caller),
-            greet(&mut b, Role::Callee, callee)
-        )
-    }
-
-    const SECRET: &str = "correct horse battery staple";
-
-    #[tokio::test]
-    async fn both_without_or_both_with_the_secret_meet() {
-        for secret in [None, Some(SECRET)] {
-            let config = with_secret(secret);
-            let (caller, callee) = meet(&config, &config).await;
-            assert_eq!(caller.unwrap().hello.version, PROTOCOL_VERSION);
-            callee.unwrap();
-        }
-    }
-
-    #[tokio::test]
-    async fn a_wrong_or_missing_secret_is_refused_on_both_ends() {
-        let good = with_secret(Some(SECRET));
-        for bad in [None, Some("another secret, as long")] {
-            let bad = with_secret(bad);
-            for (caller, callee) in [(&bad, &good), (&good, &bad)] {
-                let (caller, callee) = meet(caller, callee).await;
-                let errors = [caller.unwrap_err(), callee.unwrap_err()];
-                for error in errors {
-                    assert!(error.to_string().contains("secret"), "{error}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn every_failure_is_counted_as_a_strangers() {
