@@ -1,7 +1,5 @@
 //! The transport of wire connections: TCP, or anything else that moves bytes in order between two processes.
 
-use std::fmt;
-
 use async_trait::async_trait;
 use genset_backend_common::EngineError;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -28,14 +26,6 @@ impl Io {
             writer: Box::new(writer),
             peer,
         }
-    }
-}
-
-impl fmt::Debug for Io {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Io")
-            .field("peer", &self.peer)
-            .finish_non_exhaustive()
     }
 }
 
