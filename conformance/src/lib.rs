@@ -47,7 +47,7 @@ pub use limits::Limits;
 pub use medium::Medium;
 pub use report::{
     CheckReport, EngineReport, Evidence, HostReport, JSON_SCHEMA, ProfileReport, ReadReportError,
-    Report, SCHEMA, Verdict, WaiverProblem, Waivers, matrix,
+    Report, SCHEMA, Verdict, Waivers, matrix,
 };
 pub use runner::{
     Options, run_check, run_conformance, run_conformance_while, run_conformance_with,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use markdown::matrix;
 pub use read::ReadReportError;
-pub use waivers::{WaiverProblem, Waivers};
+pub use waivers::Waivers;
 
 use crate::check::{Level, Profile, SkipReason};
 use crate::runner::{Options, SEQUENCES};
@@ -241,7 +241,7 @@ impl Report {
 
     /// Applies waivers: waived failures become expected, waived checks that pass become unexpected passes.
     pub fn apply(&mut self, waivers: &Waivers) {
-        self.waiver_problems = waivers.problems().iter().map(ToString::to_string).collect();
+        self.waiver_problems = waivers.problems();
         for check in &mut self.checks {
             waivers.apply_to(check);
         }

@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 
 use super::{CheckReport, Verdict};
-use crate::check::{Level, SkipReason};
+use crate::check::{Check, Level, SkipReason};
 use crate::checks::{catalogue, find};
 
 /// The maximum share of core checks that may be waived, in percent.
@@ -55,61 +55,6 @@ pub struct Waivers {
     today: i64,
 }
 
-/// A problem of a waiver. Any problem makes a run bad: a neglected waiver hides other failures.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WaiverProblem {
-    /// No check has this id.
-    #[error("{id}: no check has this id")]
-    UnknownId {
-        /// The id.
-        id: String,
-    },
-    /// The check is a measurement.
-    #[error("{id}: a measurement is never judged, so there is nothing to waive")]
-    NotJudged {
-        /// The id.
-        id: String,
-    },
-    /// Two waivers for one check.
-    #[error("{id}: waived twice")]
-    Twice {
-        /// The id.
-        id: String,
-    },
-    /// A required field is missing.
-    #[error("{id}: the waiver gives no {field}")]
-    Missing {
-        /// The id.
-        id: String,
-        /// The field.
-        field: &'static str,
-    },
-    /// The date is invalid.
-    #[error("{id}: until = {until:?} is not a date like 2027-06-30")]
-    BadDate {
-        /// The id.
-        id: String,
-        /// The text.
-        until: String,
-    },
-    /// Its date has passed.
-    #[error("{id}: the waiver ended on {until}")]
-    Expired {
-        /// The id.
-        id: String,
-        /// The date.
-        until: String,
-    },
-    /// Too many core checks are waived.
-    #[error("{waived} of {total} core checks are waived; at most {MAX_CORE_PERCENT} % may be")]
-    TooMany {
-        /// The number of core checks waived.
-        waived: usize,
-        /// The total number of core checks.
-        total: usize,
-    },
-}
-
 impl Waivers {
     /// Parses a `conformance.toml`. [`Waivers::problems`] reports problems of single waivers.
     ///
@@ -118,10 +63,10 @@ impl Waivers {
     ///
     /// # Examples
     /// ```
-    /// use genset_conformance::{WaiverProblem, Waivers};
+    /// use genset_conformance::Waivers;
     ///
     /// let waivers = Waivers::parse("[[check]]\nid = \"XX99\"\nexpect = \"fail\"").unwrap();
-    /// assert!(waivers.problems().contains(&WaiverProblem::UnknownId { id: "XX99".into() }));
+    /// assert_eq!(waivers.problems()[0], "XX99: no check has this id");
     /// ```
     pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
         let file: File = toml::from_str(text)?;
@@ -134,73 +79,54 @@ impl Waivers {
         })
     }
 
-    /// All problems of the waivers.
+    /// All problems of the waivers. Any problem makes a run bad: a neglected waiver hides other failures.
     #[must_use]
-    pub fn problems(&self) -> Vec<WaiverProblem> {
-        let mut problems: Vec<WaiverProblem> = self
-            .waivers
-            .iter()
-            .flat_map(|waiver| self.problems_of(waiver))
-            .collect();
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
         for (index, waiver) in self.waivers.iter().enumerate() {
-            if self
-                .waivers
-                .iter()
-                .take(index)
-                .any(|earlier| earlier.id == waiver.id)
-            {
-                problems.push(WaiverProblem::Twice {
-                    id: waiver.id.clone(),
-                });
-            }
+            let mut earlier = self.waivers.iter().take(index);
+            let is_twice = earlier.any(|earlier| earlier.id == waiver.id);
+            let found = self.problems_of(waiver).into_iter();
+            let found = found.chain(is_twice.then(|| "waived twice".into()));
+            problems.extend(found.map(|problem| format!("{}: {problem}", waiver.id)));
         }
-        let is_core = |id: &str| find(id).is_some_and(|check| check.level == Level::Core);
-        let waived = self
-            .waivers
-            .iter()
-            .filter(|waiver| is_core(&waiver.id))
-            .count();
-        let total = catalogue()
-            .filter(|check| check.level == Level::Core)
-            .count();
+        let is_core = |check: &&Check| check.level == Level::Core;
+        let waived = self.waivers.iter().filter_map(|waiver| find(&waiver.id));
+        let waived = waived.filter(is_core).count();
+        let total = catalogue().filter(is_core).count();
         if waived * 100 > total * MAX_CORE_PERCENT {
-            problems.push(WaiverProblem::TooMany { waived, total });
+            problems.push(format!(
+                "{waived} of {total} core checks are waived; at most {MAX_CORE_PERCENT} % may be"
+            ));
         }
         problems
     }
 
-    fn problems_of(&self, waiver: &Waiver) -> Vec<WaiverProblem> {
-        let id = || waiver.id.clone();
+    fn problems_of(&self, waiver: &Waiver) -> Vec<String> {
         let mut problems = Vec::new();
         match find(&waiver.id) {
-            None => problems.push(WaiverProblem::UnknownId { id: id() }),
+            None => problems.push("no check has this id".into()),
             Some(check) if check.level == Level::Info => {
-                problems.push(WaiverProblem::NotJudged { id: id() });
+                problems.push("a measurement is never judged, so there is nothing to waive".into());
             }
             Some(_) => {}
         }
+        let until = &waiver.until;
         let fields = [
             ("reason", &waiver.reason),
             ("issue", &waiver.issue),
-            ("until", &waiver.until),
+            ("until", until),
         ];
         for (field, _) in fields.iter().filter(|(_, text)| text.trim().is_empty()) {
-            problems.push(WaiverProblem::Missing { id: id(), field });
+            problems.push(format!("the waiver gives no {field}"));
         }
-        if !waiver.until.trim().is_empty() {
-            match days_since_1970(&waiver.until) {
-                None => problems.push(WaiverProblem::BadDate {
-                    id: id(),
-                    until: waiver.until.clone(),
-                }),
-                Some(day) if day < self.today => {
-                    problems.push(WaiverProblem::Expired {
-                        id: id(),
-                        until: waiver.until.clone(),
-                    });
-                }
-                Some(_) => {}
+        match days_since_1970(until) {
+            None if until.trim().is_empty() => {}
+            None => problems.push(format!("until = {until:?} is not a date like 2027-06-30")),
+            Some(day) if day < self.today => {
+                problems.push(format!("the waiver ended on {until}"));
             }
+            Some(_) => {}
         }
         problems
     }
@@ -292,24 +218,25 @@ mod tests {
             format!("[[check]]\nid = \"{id}\"\nexpect = \"skip\"\nuntil = \"{until}\"\n")
         };
         let problems = |text: &str| Waivers::parse(text).unwrap().problems();
-        let expired = problems(&text("ST01", "2020-01-31"));
-        assert!(
-            expired
-                .iter()
-                .any(|problem| matches!(problem, WaiverProblem::Expired { .. }))
+        assert_eq!(
+            problems(&text("ST01", "2020-01-31")),
+            [
+                "ST01: the waiver gives no reason",
+                "ST01: the waiver gives no issue",
+                "ST01: the waiver ended on 2020-01-31",
+            ]
         );
-        assert!(expired.contains(&WaiverProblem::Missing {
-            id: "ST01".into(),
-            field: "reason"
-        }));
         let odd = problems(&text("ZZ99", "tomorrow"));
-        assert!(odd.contains(&WaiverProblem::UnknownId { id: "ZZ99".into() }));
-        assert!(
-            odd.iter()
-                .any(|problem| matches!(problem, WaiverProblem::BadDate { .. }))
+        assert_eq!(odd[0], "ZZ99: no check has this id");
+        assert_eq!(
+            odd.last().map(String::as_str),
+            Some("ZZ99: until = \"tomorrow\" is not a date like 2027-06-30")
         );
         let measurement = problems(&text("PF01", "2999-12-31"));
-        assert!(measurement.contains(&WaiverProblem::NotJudged { id: "PF01".into() }));
+        assert_eq!(
+            measurement[0],
+            "PF01: a measurement is never judged, so there is nothing to waive"
+        );
         assert!(Waivers::parse("[[check]]\nid = 3").is_err());
     }
 
