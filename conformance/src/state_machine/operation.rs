@@ -50,7 +50,7 @@ impl Operation {
         self.request_mut().copied()
     }
 
-    fn request_mut(&mut self) -> Option<&mut usize> {
+    pub(super) fn request_mut(&mut self) -> Option<&mut usize> {
         match self {
             Self::Generate(asked) => Some(&mut asked.request),
             Self::Poll { request, .. }

@@ -7,37 +7,6 @@ use proptest::prop_oneof;
 
 use super::operation::{Asked, Operation, Sequence};
 
-/// An operation that identifies its request by how many requests ago it was sent. So removing an earlier request while
-/// shrinking does not affect later operations.
-#[derive(Debug, Clone, Copy)]
-enum Draft {
-    Start,
-    Generate {
-        prompt_len: u32,
-        max_tokens: u32,
-        seed: u64,
-    },
-    Poll {
-        back: usize,
-        items: u64,
-    },
-    Cancel {
-        back: usize,
-    },
-    Drop {
-        back: usize,
-    },
-    Abort {
-        back: usize,
-    },
-    AbortUnknown,
-    Drain,
-    Cleanup,
-    Advance {
-        millis: u64,
-    },
-}
-
 /// The share of sequences that begin with a start; without one, little happens.
 const STARTED: f64 = 0.9;
 
@@ -45,26 +14,28 @@ const STARTED: f64 = 0.9;
 pub(super) fn sequences(max_operations: usize, longest_ms: u64) -> impl Strategy<Value = Sequence> {
     let drafts = vec(draft(longest_ms), 0..=max_operations.saturating_sub(1));
     (weighted(STARTED), drafts).prop_map(|(is_started, drafts)| {
-        let start = is_started.then_some(Draft::Start);
+        let start = is_started.then_some(Operation::Start);
         Sequence::new(number(start.into_iter().chain(drafts)))
     })
 }
 
-fn draft(longest_ms: u64) -> impl Strategy<Value = Draft> {
+/// An operation whose `request` is how many requests ago it was sent. So removing an earlier request while shrinking does not
+/// affect later operations.
+fn draft(longest_ms: u64) -> impl Strategy<Value = Operation> {
     let back = || 0..4_usize;
     prop_oneof![
-        1 => Just(Draft::Cleanup),
-        1 => Just(Draft::Drain),
-        1 => Just(Draft::Start),
-        1 => Just(Draft::AbortUnknown),
+        1 => Just(Operation::Cleanup),
+        1 => Just(Operation::Drain),
+        1 => Just(Operation::Start),
+        1 => Just(Operation::Abort { request: None }),
         8 => (1..=40_u32, max_tokens(), 0..4_u64).prop_map(|(prompt_len, max_tokens, seed)| {
-            Draft::Generate { prompt_len, max_tokens, seed }
+            Operation::Generate(Asked { request: 0, prompt_len, max_tokens, seed })
         }),
-        8 => (back(), 1..=8_u64).prop_map(|(back, items)| Draft::Poll { back, items }),
-        3 => back().prop_map(|back| Draft::Cancel { back }),
-        3 => back().prop_map(|back| Draft::Drop { back }),
-        2 => back().prop_map(|back| Draft::Abort { back }),
-        2 => (0..=longest_ms).prop_map(|millis| Draft::Advance { millis }),
+        8 => (back(), 1..=8_u64).prop_map(|(request, items)| Operation::Poll { request, items }),
+        3 => back().prop_map(|request| Operation::Cancel { request }),
+        3 => back().prop_map(|request| Operation::Drop { request }),
+        2 => back().prop_map(|back| Operation::Abort { request: Some(back) }),
+        2 => (0..=longest_ms).prop_map(|millis| Operation::Advance { millis }),
     ]
 }
 
@@ -74,41 +45,20 @@ fn max_tokens() -> impl Strategy<Value = u32> {
 }
 
 /// Numbers the requests. Drops operations on requests while there are none.
-fn number(drafts: impl Iterator<Item = Draft>) -> Vec<Operation> {
+fn number(drafts: impl Iterator<Item = Operation>) -> Vec<Operation> {
     let mut requests = 0_usize;
     let mut operations = Vec::new();
-    for draft in drafts {
-        let sent = |back: usize| requests.checked_sub(1).map(|last| last - back % requests);
-        let operation = match draft {
-            Draft::Start => Some(Operation::Start),
-            Draft::Generate {
-                prompt_len,
-                max_tokens,
-                seed,
-            } => {
-                let request = requests;
-                requests += 1;
-                Some(Operation::Generate(Asked {
-                    request,
-                    prompt_len,
-                    max_tokens,
-                    seed,
-                }))
-            }
-            Draft::Poll { back, items } => {
-                sent(back).map(|request| Operation::Poll { request, items })
-            }
-            Draft::Cancel { back } => sent(back).map(|request| Operation::Cancel { request }),
-            Draft::Drop { back } => sent(back).map(|request| Operation::Drop { request }),
-            Draft::Abort { back } => sent(back).map(|request| Operation::Abort {
-                request: Some(request),
-            }),
-            Draft::AbortUnknown => Some(Operation::Abort { request: None }),
-            Draft::Drain => Some(Operation::Drain),
-            Draft::Cleanup => Some(Operation::Cleanup),
-            Draft::Advance { millis } => Some(Operation::Advance { millis }),
-        };
-        operations.extend(operation);
+    for mut operation in drafts {
+        if let Operation::Generate(asked) = &mut operation {
+            asked.request = requests;
+            requests += 1;
+        } else if let Some(back) = operation.request_mut() {
+            let Some(last) = requests.checked_sub(1) else {
+                continue;
+            };
+            *back = last - *back % requests;
+        }
+        operations.push(operation);
     }
     operations
 }
