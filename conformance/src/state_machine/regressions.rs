@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-use super::operation::{ParseSequenceError, Sequence};
+use super::operation::Sequence;
 
 /// The head of a new file.
 const HEAD: &str = "\
@@ -12,33 +12,19 @@ const HEAD: &str = "\
 # control. One sequence a line.
 ";
 
-/// Why the file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RegressionsError {
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("line {line}: {source}")]
-    Parse {
-        line: usize,
-        source: ParseSequenceError,
-    },
-}
-
-/// Reads all sequences of the file; empty if the file does not exist.
-pub(super) fn read(path: &Path) -> Result<Vec<Sequence>, RegressionsError> {
+/// Reads all sequences of the file; empty if the file does not exist. The error is why the file cannot be used.
+pub(super) fn read(path: &Path) -> Result<Vec<Sequence>, String> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error.to_string()),
     };
     text.lines()
         .enumerate()
         .filter(|(_, line)| !line.trim().is_empty() && !line.trim().starts_with('#'))
         .map(|(place, line)| {
-            line.parse().map_err(|source| RegressionsError::Parse {
-                line: place + 1,
-                source,
-            })
+            let sequence = line.parse::<Sequence>();
+            sequence.map_err(|error| format!("line {}: {error}", place + 1))
         })
         .collect()
 }
