@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::time::Instant;
 
 use crate::check::{Check, CheckResult, Level, SkipReason, Stop};
@@ -316,7 +316,11 @@ fn on_own_thread(
     } else {
         known.limits
     };
-    let is_paused = known.is_virtual_time && !check.is_multi_thread;
+    let clock = if check.is_multi_thread {
+        Clock::Threads
+    } else {
+        known.clock()
+    };
     let variation = Variation {
         seed: options.seed,
         sequences: options.sequences,
@@ -329,7 +333,6 @@ fn on_own_thread(
         keeps_virtual_time: known.is_virtual_time,
     };
     let trial = Trial::new(factory, check.id, limits, variation);
-    let watched = trial.clone();
     let _alone = check.is_alone.then(|| BESIDE.write());
     // Each sequence takes the lock itself, so the check that waits for them must not hold it.
     let is_of_sequences = check.id == SEQUENCES;
@@ -338,66 +341,65 @@ fn on_own_thread(
         Level::Info | Level::Core | Level::Strict if !is_of_sequences => limits.wall,
         Level::Info | Level::Core | Level::Strict | Level::Soak => limits.wall * SOAK_WALL,
     };
-    let result = watch(wall, Clock::paused(is_paused), &watched, move || {
-        let runtime = runtime(check.is_multi_thread, is_paused)?;
-        try_out(runtime, &trial, (check.run)(trial.clone()))
-    });
     Tried {
-        result,
-        evidence: watched.evidence(),
-        measurements: watched.measurements(),
-        transcript: watched.transcript(),
-        breaches: watched.broken_rules(),
+        result: try_out(&trial, wall, clock, check.run),
+        evidence: trial.evidence(),
+        measurements: trial.measurements(),
+        transcript: trial.transcript(),
+        breaches: trial.broken_rules(),
     }
 }
 
-/// Runs a check beside others, on its own thread and current-thread runtime, for at most `wall`.
+/// Runs a check beside others, for at most `wall`.
 pub(crate) fn run_beside<F>(
     known: &Acquaintance,
-    trial: Trial,
+    trial: &Trial,
     wall: Duration,
     run: impl FnOnce(Trial) -> F + Send + 'static,
 ) -> CheckResult
 where
     F: Future<Output = CheckResult>,
 {
-    let is_paused = known.is_virtual_time;
     let _beside = BESIDE.read();
-    let watched = trial.clone();
-    watch(wall, Clock::paused(is_paused), &watched, move || {
-        let runtime = runtime(false, is_paused)?;
-        try_out(runtime, &trial, run(trial.clone()))
-    })
+    try_out(trial, wall, known.clock(), run)
 }
 
-/// Runs a check to its end and cleans up after it.
-fn try_out(runtime: Runtime, trial: &Trial, run: impl Future<Output = CheckResult>) -> CheckResult {
-    let result = runtime.block_on(async {
-        let result = run.await;
-        trial.tidy().await;
+/// Runs a check on its own thread and runtime, under a watch, and cleans up after it.
+fn try_out<T, F>(
+    trial: &Trial,
+    limit: Duration,
+    clock: Clock,
+    run: impl FnOnce(Trial) -> F + Send + 'static,
+) -> Result<T, Stop>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Stop>>,
+{
+    let own = trial.clone();
+    watch(limit, clock, trial, move || {
+        let mut builder = match clock {
+            Clock::Threads => Builder::new_multi_thread(),
+            Clock::Paused | Clock::Real => Builder::new_current_thread(),
+        };
+        let runtime = builder
+            .enable_all()
+            .worker_threads(2)
+            .start_paused(clock == Clock::Paused)
+            .thread_name("conformance-pool")
+            // Otherwise idle threads of the pool would look like the engine's.
+            .thread_keep_alive(Duration::from_millis(50))
+            .build()
+            .map_err(|error| {
+                Stop::Fail(format!("the kit cannot start an async runtime: {error}"))
+            })?;
+        let result = runtime.block_on(async {
+            let result = run(own.clone()).await;
+            own.tidy().await;
+            result
+        });
+        runtime.shutdown_timeout(Duration::from_millis(100));
         result
-    });
-    runtime.shutdown_timeout(Duration::from_millis(100));
-    result
-}
-
-fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
-    let mut builder = if is_multi_thread {
-        Builder::new_multi_thread()
-    } else {
-        Builder::new_current_thread()
-    };
-    builder.enable_all().thread_name("conformance-pool");
-    // Otherwise idle threads of the pool would look like the engine's.
-    builder.thread_keep_alive(Duration::from_millis(50));
-    if is_multi_thread {
-        builder.worker_threads(2);
-    } else {
-        builder.start_paused(is_paused);
-    }
-    builder
-        .build()
-        .map_err(|error| Stop::Fail(format!("the kit cannot start an async runtime: {error}")))
+    })
 }
 
 #[cfg(test)]

@@ -382,7 +382,7 @@ impl Bench {
         let progress = driver::Progress::default();
         let (ours, theirs) = (sequence.clone(), Arc::clone(&progress));
         let started = Instant::now();
-        let result = run_beside(&self.known, trial, wall, move |trial| {
+        let result = run_beside(&self.known, &trial, wall, move |trial| {
             driver::perform(trial, ours, theirs)
         });
         match result {

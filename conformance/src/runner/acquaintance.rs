@@ -1,14 +1,13 @@
 //! The first look at an engine: its declaration and its speed.
 
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use genset_backend_common::{GenerateRequest, Role, config::InputKind};
 use tokio::time::Instant;
 
-use super::watch::{Clock, watch};
-use super::{BESIDE, runtime, try_out};
+use super::watch::Clock;
+use super::{BESIDE, try_out};
 use crate::check::{CheckResult, Profile, Stop};
 use crate::limits::Limits;
 use crate::medium::{Api, Medium};
@@ -32,6 +31,14 @@ impl Acquaintance {
     /// Whether the engine started. Otherwise nothing is known of it.
     pub(crate) fn has_started(&self) -> bool {
         self.engine.capabilities.is_some()
+    }
+
+    /// The clock of a check on one thread.
+    pub(super) fn clock(&self) -> Clock {
+        match self.is_virtual_time {
+            true => Clock::Paused,
+            false => Clock::Real,
+        }
     }
 }
 
@@ -111,30 +118,16 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
         medium: Medium::default(),
         engine: EngineReport::default(),
     };
-    let (sender, receiver) = sync_channel(1);
-    let factory = Arc::clone(factory);
     let _beside = BESIDE.read();
     let limits = Limits {
         call: WARM_UP_CALL,
         ..Limits::default()
     };
-    let trial = Trial::new(factory, "warm-up", limits, Variation::default());
-    let watched = trial.clone();
-    let _ = watch(limits.start, Clock::Real, &watched, move || {
-        let runtime = runtime(false, false)?;
-        let known = runtime.block_on(async {
-            let known = meet(&trial, may_be_virtual).await;
-            // Also if it did not start: the next look may need the resources that this engine holds.
-            trial.tidy().await;
-            known
-        });
-        if let Ok(known) = known {
-            let _ = sender.send(known);
-        }
-        runtime.shutdown_timeout(Duration::from_millis(100));
-        Ok(())
-    });
-    receiver.try_recv().unwrap_or(plain)
+    let variation = Variation::default();
+    let trial = Trial::new(Arc::clone(factory), "warm-up", limits, variation);
+    // An engine that did not start is cleaned up too: the next look may need the resources that it holds.
+    let meet = move |trial| meet(trial, may_be_virtual);
+    try_out(&trial, limits.start, Clock::Real, meet).unwrap_or(plain)
 }
 
 /// Tests on a paused clock whether an engine's waits follow tokio's clock.
@@ -146,28 +139,18 @@ pub(crate) fn ensure_virtual_time(factory: &Arc<dyn Factory>) -> CheckResult {
 /// something else, hours pass meanwhile.
 fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
     let limits = Limits::virtual_time(Duration::ZERO);
-    let trial = Trial::new(
-        Arc::clone(factory),
-        "virtual-time",
-        limits,
-        Variation::default(),
-    );
-    let (sender, receiver) = sync_channel(1);
-    let watched = trial.clone();
-    watch(limits.wall, Clock::Paused, &watched, move || {
-        let runtime = runtime(false, true)?;
-        let tried = async {
-            let took = answers_on_a_paused_clock(&trial).await?;
-            let _ = sender.send(took);
-            Ok(())
-        };
-        try_out(runtime, &trial, tried)
-    })?;
-    Ok(receiver.try_recv().unwrap_or_default())
+    let variation = Variation::default();
+    let trial = Trial::new(Arc::clone(factory), "virtual-time", limits, variation);
+    try_out(
+        &trial,
+        limits.wall,
+        Clock::Paused,
+        answers_on_a_paused_clock,
+    )
 }
 
 /// Other failures of the engine are left to other checks.
-async fn answers_on_a_paused_clock(trial: &Trial) -> Result<Pace, Stop> {
+async fn answers_on_a_paused_clock(trial: Trial) -> Result<Pace, Stop> {
     let begun = Instant::now();
     let answered = async {
         let live = trial.start().await?;
@@ -226,7 +209,7 @@ async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {
     Ok(Some(token).filter(|token| !token.is_zero()))
 }
 
-async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> {
+async fn meet(trial: Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> {
     let live = trial.start().await?;
     let can = &live.config.capabilities;
     let mut profiles = vec![Profile::Tokens];

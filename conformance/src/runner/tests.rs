@@ -34,12 +34,7 @@ fn watched<F>(work: impl FnOnce(Trial) -> F + Send + 'static) -> String
 where
     F: Future<Output = CheckResult>,
 {
-    let trial = trial();
-    let watched = trial.clone();
-    let ended = watch(SILENCE, Clock::Real, &watched, move || {
-        let runtime = runtime(false, false)?;
-        runtime.block_on(work(trial))
-    });
+    let ended = try_out(&trial(), SILENCE, Clock::Real, work);
     let Err(Stop::Fail(reason)) = ended else {
         panic!("{ended:?}");
     };

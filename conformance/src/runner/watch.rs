@@ -4,27 +4,20 @@ use std::any::Any;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use crate::check::{CheckResult, Stop};
+use crate::check::Stop;
 use crate::patience::{GivenUp, Patience};
 use crate::starvation::{CHECK_THREAD, CheckThread, Starvation};
 use crate::trial::Trial;
 
-/// The clock that a check's waits follow.
+/// The runtime of a check, and the clock that its waits follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clock {
-    /// tokio's paused clock, which advances as soon as all tasks wait.
+    /// One thread and tokio's paused clock, which advances as soon as all tasks wait.
     Paused,
-    /// The machine's.
+    /// One thread and the machine's clock.
     Real,
-}
-
-impl Clock {
-    pub(super) fn paused(is_paused: bool) -> Self {
-        match is_paused {
-            true => Self::Paused,
-            false => Self::Real,
-        }
-    }
+    /// Several threads and the machine's clock.
+    Threads,
 }
 
 /// The interval at which the watch looks at a check's progress.
@@ -32,13 +25,13 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
 
 /// Runs `work` on its own thread, and gives it up when its [`Patience`] ends. If its waits follow the machine's clock, the
 /// trial learns how long the machine did not let it run.
-pub(super) fn watch(
+pub(super) fn watch<T: Send + 'static>(
     limit: Duration,
     clock: Clock,
     trial: &Trial,
-    work: impl FnOnce() -> CheckResult + Send + 'static,
-) -> CheckResult {
-    let (done, result): (SyncSender<CheckResult>, _) = sync_channel(1);
+    work: impl FnOnce() -> Result<T, Stop> + Send + 'static,
+) -> Result<T, Stop> {
+    let (done, result): (SyncSender<Result<T, Stop>>, _) = sync_channel(1);
     let check = CheckThread::default();
     let own = check.clone();
     let thread = std::thread::Builder::new()
@@ -56,7 +49,7 @@ pub(super) fn watch(
             break Ok(ended);
         }
         let starved = starvation.since_last_look();
-        if clock == Clock::Real {
+        if clock != Clock::Paused {
             trial.note_starved(starved);
         }
         if let Some(why) = patience.look(trial.progress(), BETWEEN_LOOKS, starved) {
