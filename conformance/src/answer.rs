@@ -17,6 +17,15 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// The answer of a stream that broke no rule.
+    pub(crate) fn of(items: Vec<Result<Output, EngineError>>) -> Self {
+        Self {
+            items,
+            violation: None,
+            is_fused: true,
+        }
+    }
+
     /// Everything generated, including the terminal's part.
     #[must_use]
     pub fn generated(&self) -> Generated {
@@ -64,11 +73,7 @@ impl Answer {
         chunk
             .logprobs
             .extend(self.logprobs().into_iter().skip(first));
-        Self {
-            items: vec![Ok(Output::Tokens(chunk))],
-            violation: None,
-            is_fused: true,
-        }
+        Self::of(vec![Ok(Output::Tokens(chunk))])
     }
 
     /// The finish reason; `None` if it ended with an error.

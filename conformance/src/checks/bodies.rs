@@ -127,13 +127,7 @@ async fn objects(
     let mut request = GenerateRequest::from_tokens(live.config.model.clone(), Vec::new());
     request.input = live.body(api, &[7, 42, 3], is_stream);
     let ctx = live.context(&request);
-    let answer = match live.try_generate(request, ctx).await? {
-        Ok(running) => running.finish().await?,
-        Err(error) => {
-            let has_begun = false;
-            return Ok(Err(Broken { error, has_begun }));
-        }
-    };
+    let answer = live.outcome(request, ctx).await?;
     if let Some(error) = answer.error() {
         return Ok(Err(Broken {
             error: error.clone(),

@@ -107,9 +107,7 @@ async fn mid_stream(trial: Trial) -> CheckResult {
         let mut running = live.generate(long_request(&live, 1)).await?;
         running.read_tokens(2).await?;
         running.ctx.cancel(reason);
-        trial
-            .call("abort", live.subject.engine.abort(&running.ctx))
-            .await?;
+        live.abort(&running.ctx).await?;
         ensure_cancelled(&end_of_cancelled(&live, running).await?)?;
     }
     Ok(())
@@ -132,9 +130,7 @@ async fn during_prefill(trial: Trial) -> CheckResult {
         );
     }
     running.ctx.cancel(CancelReason::Client);
-    trial
-        .call("abort", live.subject.engine.abort(&running.ctx))
-        .await?;
+    live.abort(&running.ctx).await?;
     end_of_cancelled(&live, running).await?;
     Ok(())
 }
@@ -148,9 +144,7 @@ async fn after_the_end(trial: Trial) -> CheckResult {
     while ended.next().await?.is_some() {}
     let after = live.generate(request(&live, 4, 3, 6)).await?;
     ended.ctx.cancel(CancelReason::Client);
-    trial
-        .call("abort", live.subject.engine.abort(&ended.ctx))
-        .await?;
+    live.abort(&ended.ctx).await?;
     let more = ended.next().await?;
     ensure!(more.is_none(), "the ended stream went on with {more:?}");
 
@@ -161,13 +155,12 @@ async fn after_the_end(trial: Trial) -> CheckResult {
 
 async fn twice(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let engine = &live.subject.engine;
     let mut running = live.generate(long_request(&live, 1)).await?;
     running.read_tokens(1).await?;
     let ctx = running.ctx.clone();
     for reason in [CancelReason::Client, CancelReason::Shutdown] {
         ctx.cancel(reason);
-        trial.call("abort", engine.abort(&ctx)).await?;
+        live.abort(&ctx).await?;
     }
     let answer = end_of_cancelled(&live, running).await?;
     ensure_cancelled(&answer)?;
@@ -177,7 +170,7 @@ async fn twice(trial: Trial) -> CheckResult {
         answer.violation
     );
     ctx.cancel(CancelReason::Client);
-    trial.call("abort", engine.abort(&ctx)).await?;
+    live.abort(&ctx).await?;
     let next = live.answer(request(&live, 4, 2, 4)).await?;
     ensure_complete(&next, 4, "the answer to the next request")
 }

@@ -7,11 +7,12 @@
 use std::time::Duration;
 
 use genset_backend_common::{
-    DrainContext, GenerateRequest, RequestContext, Role, transfer::TransferParams,
+    CancelReason, DrainContext, GenerateRequest, RequestContext, Role, transfer::TransferParams,
 };
 
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::subject::Probe;
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -49,10 +50,8 @@ pub(super) async fn prefill(
     request: &GenerateRequest,
     ctx: &RequestContext,
 ) -> Result<(Answer, TransferParams), Stop> {
-    let answer = match live.try_generate(request.clone(), ctx.child()).await? {
-        Ok(running) => running.finish().await?,
-        Err(error) => fail!("prefill refused a good request: {error} ({})", error.kind()),
-    };
+    let running = live.begin(request.clone(), ctx.child()).await?;
+    let answer = running.finish().await?;
     let transfer = answer
         .finished()
         .and_then(|finished| finished.transfer.clone());
@@ -74,13 +73,32 @@ pub(super) async fn decode(
 ) -> Result<Answer, Stop> {
     let mut request = request.clone();
     request.transfer = Some(transfer);
-    match live.try_generate(request, ctx.child()).await? {
-        Ok(running) => running.finish().await,
-        Err(error) => Ok(Answer {
-            items: vec![Err(error)],
-            violation: None,
-            is_fused: true,
-        }),
+    live.outcome(request, ctx.child()).await
+}
+
+/// An instance, and the number of blocks that it used before the check.
+pub(super) struct Watched {
+    pub(super) live: Live,
+    pub(super) before: u64,
+}
+
+impl Watched {
+    /// A started instance that reports its blocks.
+    pub(super) async fn start(trial: &Trial, role: Role) -> Result<Self, Stop> {
+        let live = trial.start_as(role).await?;
+        let Some(before) = live.kv_used() else {
+            skip!(NoProbe, "the engine does not show its KV blocks");
+        };
+        Ok(Self { live, before })
+    }
+
+    /// Waits until it uses no more blocks than before.
+    pub(super) async fn is_free(&self, after: &str) -> CheckResult {
+        let before = self.before;
+        let is_free = move |probe: &dyn Probe| probe.kv_used_blocks().map(|now| now <= before);
+        let what = format!("freeing the blocks of {:?} {after}", self.live.start.role);
+        self.live.await_probe(&what, is_free).await?;
+        Ok(())
     }
 }
 
@@ -201,57 +219,29 @@ async fn drain_waits(trial: Trial) -> CheckResult {
 }
 
 async fn cancel_between_legs(trial: Trial) -> CheckResult {
-    let first = trial.start_as(Role::Prefill).await?;
-    let second = trial.start_as(Role::Decode).await?;
-    let Some((first_before, second_before)) = first.kv_used().zip(second.kv_used()) else {
-        skip!(NoProbe, "the engine does not show its KV blocks");
-    };
-    let request = request(&first, 0);
-    let ctx = first.context(&request);
-    prefill(&first, &request, &ctx).await?;
-    ctx.cancel(genset_backend_common::CancelReason::Client);
-    first
-        .trial
-        .call("abort", first.subject.engine.abort(&ctx))
-        .await?;
-    let is_free =
-        |before| move |probe: &dyn crate::Probe| probe.kv_used_blocks().map(|now| now <= before);
-    first
-        .await_probe(
-            "freeing the prefill side after a cancel",
-            is_free(first_before),
-        )
-        .await?;
+    let first = Watched::start(&trial, Role::Prefill).await?;
+    let second = Watched::start(&trial, Role::Decode).await?;
+    let mut request = request(&first.live, 0);
+    let ctx = first.live.context(&request);
+    prefill(&first.live, &request, &ctx).await?;
+    ctx.cancel(CancelReason::Client);
+    first.live.abort(&ctx).await?;
+    first.is_free("after a cancel").await?;
 
-    let ctx = first.context(&request);
-    let (_, transfer) = prefill(&first, &request, &ctx).await?;
-    let mut request = request;
+    let ctx = first.live.context(&request);
+    let (_, transfer) = prefill(&first.live, &request, &ctx).await?;
     request.transfer = Some(transfer);
     request.stop.max_tokens = Some(64);
-    let mut running = match second.try_generate(request, ctx.child()).await? {
-        Ok(running) => running,
-        Err(error) => fail!("decode refused a good request: {error} ({})", error.kind()),
-    };
+    let mut running = second.live.begin(request, ctx.child()).await?;
     running.read_tokens(1).await?;
-    ctx.cancel(genset_backend_common::CancelReason::Client);
+    ctx.cancel(CancelReason::Client);
     running.finish().await?;
-    for live in [&first, &second] {
-        live.trial
-            .call("abort", live.subject.engine.abort(&ctx))
-            .await?;
+    for side in [&first, &second] {
+        side.live.abort(&ctx).await?;
     }
-    first
-        .await_probe(
-            "freeing the prefill side after a cancel",
-            is_free(first_before),
-        )
-        .await?;
-    second
-        .await_probe(
-            "freeing the decode side after a cancel",
-            is_free(second_before),
-        )
-        .await?;
+    for side in [&first, &second] {
+        side.is_free("after a cancel").await?;
+    }
     Ok(())
 }
 

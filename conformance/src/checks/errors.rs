@@ -162,12 +162,8 @@ async fn crash(trial: Trial) -> CheckResult {
     // Later requests end in an error, at once or in their streams.
     let request = live.request(4, 4);
     let ctx = live.context(&request);
-    if let Ok(running) = live.try_generate(request, ctx).await? {
-        ensure!(
-            running.finish().await?.error().is_some(),
-            "a dead engine answers"
-        );
-    }
+    let late = live.outcome(request, ctx).await?;
+    ensure!(late.error().is_some(), "a dead engine answers");
     Ok(())
 }
 

@@ -149,11 +149,7 @@ async fn an_empty_prompt_is_refused(trial: Trial) -> CheckResult {
 async fn an_empty_text_is_no_trouble(live: &Live) -> CheckResult {
     let request = live.request(0, 4);
     let ctx = live.context(&request);
-    let error = match live.try_generate(request, ctx).await? {
-        Err(error) => Some(error),
-        Ok(running) => running.finish().await?.error().cloned(),
-    };
-    match error {
+    match live.outcome(request, ctx).await?.error() {
         None => Ok(()),
         Some(error) if error.kind() == ErrorKind::InvalidArgument => Ok(()),
         Some(error) => fail!("an empty text fails with {}: {error}", error.kind()),
@@ -290,7 +286,7 @@ async fn no_false_cancels(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     // Cancelled, with a Worker's abort hint.
     let first = live.context(&live.request(4, 64));
-    let mut cancelled = in_context(&live, live.request(4, 64), first.clone()).await?;
+    let mut cancelled = live.begin(live.request(4, 64), first.clone()).await?;
     let mut beside = None;
     if live.at_once(2) == 2 {
         beside = Some(live.generate(live.request(4, 64)).await?);
@@ -301,36 +297,21 @@ async fn no_false_cancels(trial: Trial) -> CheckResult {
     }
     first.cancel(CancelReason::Client);
     cancelled.finish().await?;
-    trial
-        .call("abort", live.subject.engine.abort(&first))
-        .await?;
+    live.abort(&first).await?;
     if let Some(beside) = beside {
         not_cancelled("a request beside a cancelled one", &beside.finish().await?)?;
     }
 
     // Ids are unique only in flight: a client may send the request again.
     let again = RequestContext::new(first.id()).with_prompt_tokens(first.prompt_tokens());
-    let again = in_context(&live, live.request(4, 8), again)
-        .await?
-        .finish()
-        .await?;
+    let again = live.begin(live.request(4, 8), again).await?;
+    let again = again.finish().await?;
     not_cancelled("a request with the id of one cancelled before", &again)?;
 
     let mut stalled = live.generate(live.request(4, 64)).await?;
     stalled.read_tokens(1).await?;
     tokio::time::sleep(trial.limits().cancel).await;
     not_cancelled("a request whose reader stalled", &stalled.finish().await?)
-}
-
-async fn in_context(
-    live: &Live,
-    request: GenerateRequest,
-    ctx: RequestContext,
-) -> Result<crate::running::Running, Stop> {
-    match live.try_generate(request, ctx).await? {
-        Ok(running) => Ok(running),
-        Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
-    }
 }
 
 fn not_cancelled(what: &str, answer: &Answer) -> CheckResult {

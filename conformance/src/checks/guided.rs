@@ -143,10 +143,7 @@ async fn own_notation(trial: Trial) -> CheckResult {
     for notation in NOTATIONS {
         let asked = request(&live, GuidedDecoding::Grammar(notation.into()), 1);
         let ctx = live.context(&asked);
-        let Ok(running) = live.try_generate(asked, ctx).await? else {
-            continue;
-        };
-        let answer = running.finish().await?;
+        let answer = live.outcome(asked, ctx).await?;
         // A notation that it cannot parse is refused, at once or in the stream.
         if answer.error().is_some() && answer.generated().is_empty() {
             continue;

@@ -144,11 +144,7 @@ mod tests {
             }];
             Ok(Output::Tokens(chunk))
         };
-        Answer {
-            items: tokens.iter().map(item).collect(),
-            violation: None,
-            is_fused: true,
-        }
+        Answer::of(tokens.iter().map(item).collect())
     }
 
     fn is_near(choice: Choice, alone: &Answer, beside: &Answer) -> bool {

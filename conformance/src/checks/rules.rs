@@ -106,8 +106,7 @@ async fn leave(live: &Live) -> CheckResult {
     cancelled.ctx.cancel(CancelReason::Client);
     let ctx = cancelled.ctx.clone();
     cancelled.finish().await?;
-    let abort = live.subject.engine.abort(&ctx);
-    live.trial.call("abort", abort).await?;
+    live.abort(&ctx).await?;
     let mut dropped = live.generate(live.request(9, long)).await?;
     dropped.read_tokens(1).await?;
     drop(dropped);

@@ -383,11 +383,8 @@ async fn is_above_a_limit(live: &Live, set: fn(&mut GenerateRequest)) -> Result<
         return Ok(false);
     }
     let ctx = live.context(&request);
-    let refusal = match live.try_generate(request, ctx).await? {
-        Ok(running) => running.finish().await?.error().cloned(),
-        Err(error) => Some(error),
-    };
-    Ok(refusal.is_some_and(|error| {
+    let answer = live.outcome(request, ctx).await?;
+    Ok(answer.error().is_some_and(|error| {
         let at = error.at().map(|at| at.name());
         at == Some("repetition_penalty") && error.kind() == ErrorKind::InvalidArgument
     }))

@@ -249,8 +249,7 @@ async fn drain_after_cancels(trial: Trial) -> CheckResult {
             continue;
         }
         running.ctx.cancel(CancelReason::Client);
-        let abort = live.subject.engine.abort(&running.ctx);
-        trial.call("abort", abort).await?;
+        live.abort(&running.ctx).await?;
         drop(end_of_cancelled(&live, running).await?);
     }
     let deadline = trial.limits().call * 2;
@@ -280,11 +279,7 @@ async fn drain_in_flight(trial: Trial) -> CheckResult {
     }
     let request = live.request(4, 4);
     let ctx = live.context(&request);
-    let error = match live.try_generate(request, ctx).await? {
-        Err(error) => Some(error),
-        Ok(running) => running.finish().await?.error().cloned(),
-    };
-    if let Some(error) = error {
+    if let Some(error) = live.outcome(request, ctx).await?.error() {
         ensure!(
             error.policy().is_retryable,
             "a request after drain is refused with {}, which no client retries: {error}",

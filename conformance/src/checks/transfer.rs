@@ -4,17 +4,14 @@
 use std::time::Duration;
 
 use genset_backend_common::{
-    CancelReason, GenerateRequest, RequestContext, Role, TokenId, config::SamplingOption,
-    transfer::TransferParams,
+    CancelReason, Role, TokenId, config::SamplingOption, transfer::TransferParams,
 };
 use serde_json::json;
 
-use super::disaggregated::{decode, ensure_as_one, prefill, request};
+use super::disaggregated::{Watched, decode, ensure_as_one, prefill, request};
 use crate::answer::Answer;
-use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
-use crate::running::Running;
-use crate::subject::Probe;
-use crate::trial::{Live, Trial};
+use crate::check::{Check, CheckResult, check, ensure, skip};
+use crate::trial::Trial;
 
 pub(super) const CHECKS: &[Check] = &[
     check!("DG08", Core, Disaggregated, "blocks that were fetched are free, and those of a finished decode too",
@@ -46,54 +43,6 @@ pub(super) const CHECKS: &[Check] = &[
         clause: "Role::Prefill",
         breaks: "blocks held for decode instances that nobody will ask", ended_holds_nothing),
 ];
-
-fn used_blocks(live: &Live) -> Option<u64> {
-    let probe = live.subject.probe.as_ref();
-    probe.and_then(|probe| probe.kv_used_blocks())
-}
-
-/// An instance, and the number of blocks that it used before the check.
-struct Watched {
-    live: Live,
-    before: u64,
-}
-
-impl Watched {
-    /// A started instance that reports its blocks.
-    async fn start(trial: &Trial, role: Role) -> Result<Self, Stop> {
-        let live = trial.start_as(role).await?;
-        let Some(before) = used_blocks(&live) else {
-            skip!(NoProbe, "the engine does not show its KV blocks");
-        };
-        Ok(Self { live, before })
-    }
-
-    /// Waits until it uses no more blocks than before.
-    async fn is_free(&self, after: &str) -> CheckResult {
-        let before = self.before;
-        let is_free = move |probe: &dyn Probe| probe.kv_used_blocks().map(|now| now <= before);
-        let what = format!("freeing the blocks of {:?} {after}", self.live.start.role);
-        self.live.await_probe(&what, is_free).await?;
-        Ok(())
-    }
-
-    /// Aborts as a Worker does when the client has left.
-    async fn abort(&self, ctx: &RequestContext) -> CheckResult {
-        let abort = self.live.subject.engine.abort(ctx);
-        self.live.trial.call("abort", abort).await
-    }
-}
-
-async fn begin(
-    live: &Live,
-    request: &GenerateRequest,
-    ctx: &RequestContext,
-) -> Result<Running, Stop> {
-    match live.try_generate(request.clone(), ctx.child()).await? {
-        Ok(running) => Ok(running),
-        Err(error) => fail!("refused a good request: {error} ({})", error.kind()),
-    }
-}
 
 async fn fetched_are_free(trial: Trial) -> CheckResult {
     let first = Watched::start(&trial, Role::Prefill).await?;
@@ -167,10 +116,8 @@ async fn refused_holds_nothing(trial: Trial) -> CheckResult {
         request.transfer = transfer;
         let ctx = live.live.context(&request);
         // An engine that needs nothing from the parameters may answer. DG02 judges what is refused, and how.
-        if let Ok(running) = live.live.try_generate(request, ctx.clone()).await? {
-            running.finish().await?;
-        }
-        live.abort(&ctx).await?;
+        live.live.outcome(request, ctx.clone()).await?;
+        live.live.abort(&ctx).await?;
         live.is_free("after a refusal").await?;
     }
     Ok(())
@@ -210,7 +157,7 @@ async fn cancelled_prefill(trial: Trial) -> CheckResult {
     // At once, and in the middle of a step.
     for (after_ms, is_dropped) in [(0, false), (0, true), (5, false), (5, true)] {
         let ctx = live.live.context(&request);
-        let running = begin(&live.live, &request, &ctx).await?;
+        let running = live.live.begin(request.clone(), ctx.child()).await?;
         tokio::time::sleep(Duration::from_millis(after_ms)).await;
         ctx.cancel(CancelReason::Client);
         if is_dropped {
@@ -218,7 +165,7 @@ async fn cancelled_prefill(trial: Trial) -> CheckResult {
         } else {
             running.finish().await?;
         }
-        live.abort(&ctx).await?;
+        live.live.abort(&ctx).await?;
         live.is_free("after a cancel").await?;
     }
     Ok(())
@@ -251,11 +198,11 @@ async fn dropped_decode(trial: Trial) -> CheckResult {
         let ctx = first.live.context(&request);
         let (_, transfer) = prefill(&first.live, &request, &ctx).await?;
         request.transfer = Some(transfer);
-        let running = begin(&second.live, &request, &ctx).await?;
+        let running = second.live.begin(request, ctx.child()).await?;
         ctx.cancel(CancelReason::Client);
         drop(running);
-        first.abort(&ctx).await?;
-        second.abort(&ctx).await?;
+        first.live.abort(&ctx).await?;
+        second.live.abort(&ctx).await?;
         first.is_free("after the client left").await?;
         second.is_free("after the client left").await?;
     }
@@ -279,7 +226,7 @@ async fn same_draws(trial: Trial) -> CheckResult {
 
 async fn ended_holds_nothing(trial: Trial) -> CheckResult {
     let live = trial.start_as(Role::Prefill).await?;
-    let before = used_blocks(&live);
+    let before = live.kv_used();
     let mut limited = request(&live, 0);
     limited.stop.max_tokens = Some(1);
     let begun = live.answer(limited).await?;

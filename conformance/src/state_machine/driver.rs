@@ -166,8 +166,7 @@ impl Driver {
             None => Some(RequestContext::new("of-nobody")),
         };
         if let Some(ctx) = ctx {
-            let abort = self.live.subject.engine.abort(&ctx);
-            self.live.trial.call("abort", abort).await?;
+            self.live.abort(&ctx).await?;
         }
         Ok(())
     }

@@ -358,6 +358,36 @@ impl Live {
         }
     }
 
+    /// Sends a request with its context, which must be accepted at once.
+    ///
+    /// # Errors
+    /// Fails if it is refused.
+    pub(crate) async fn begin(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<Running, Stop> {
+        match self.try_generate(request, ctx).await? {
+            Ok(running) => Ok(running),
+            Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+        }
+    }
+
+    /// Sends a request with its context, and reads its whole answer. A refusal by `generate` is the only item of an answer.
+    ///
+    /// # Errors
+    /// Fails if the answer does not end in time.
+    pub(crate) async fn outcome(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<Answer, Stop> {
+        match self.try_generate(request, ctx).await? {
+            Ok(running) => running.finish().await,
+            Err(error) => Ok(Answer::of(vec![Err(error)])),
+        }
+    }
+
     /// Sends all requests at once and reads all answers, in order.
     ///
     /// # Errors
@@ -383,6 +413,15 @@ impl Live {
             Some(Err(error)) => Ok(error),
             other => fail!("expected a refusal before any token, got {other:?}"),
         }
+    }
+
+    /// Calls `abort`, as a Worker does when the client of a request has left.
+    ///
+    /// # Errors
+    /// Fails if it does not return in time.
+    pub(crate) async fn abort(&self, ctx: &RequestContext) -> CheckResult {
+        let abort = self.subject.engine.abort(ctx);
+        self.trial.call("abort", abort).await
     }
 
     /// The number of KV blocks in use now, if the engine's probe reports it.

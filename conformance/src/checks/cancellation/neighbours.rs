@@ -16,16 +16,12 @@ const SURVIVOR_TOKENS: u32 = 12;
 async fn named(live: &Live, id: &str, seed: u64, max_tokens: u32) -> Result<Begun, Stop> {
     let request = request(live, 4, seed, max_tokens);
     let ctx = RequestContext::new(id).with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
-    match live.try_generate(request, ctx).await? {
-        Ok(running) => Begun::of(running).await,
-        Err(error) => Err(Stop::Fail(format!("a good request was refused: {error}"))),
-    }
+    Begun::of(live.begin(request, ctx).await?).await
 }
 
 pub(super) async fn untouched(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     ensure_room_for(&live, 3)?;
-    let engine = &live.subject.engine;
     // One id is a prefix of the other: ids must be compared whole.
     let victim = named(&live, "CN08-neighbour-1", 1, SURVIVOR_TOKENS).await?;
     let survivors = [
@@ -35,10 +31,9 @@ pub(super) async fn untouched(trial: Trial) -> CheckResult {
 
     let stranger = RequestContext::new("CN08-never-seen");
     stranger.cancel(CancelReason::Client);
-    trial.call("abort", engine.abort(&stranger)).await?;
+    live.abort(&stranger).await?;
     victim.running.ctx.cancel(CancelReason::Client);
-    let abort = engine.abort(&victim.running.ctx);
-    trial.call("abort", abort).await?;
+    live.abort(&victim.running.ctx).await?;
     drop(victim);
 
     for survivor in survivors {
@@ -71,8 +66,7 @@ async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Answer>, Stop> {
     neighbour.read_tokens(2).await?;
     if is_cancelled {
         neighbour.ctx.cancel(CancelReason::Client);
-        let abort = live.subject.engine.abort(&neighbour.ctx);
-        live.trial.call("abort", abort).await?;
+        live.abort(&neighbour.ctx).await?;
     }
     let mut answers = Vec::new();
     for survivor in survivors {

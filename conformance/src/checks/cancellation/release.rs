@@ -62,8 +62,7 @@ pub(super) async fn while_queued(trial: Trial) -> CheckResult {
         queued.ctx.cancel(CancelReason::Client);
     }
     for queued in crowd.waiting {
-        let abort = live.subject.engine.abort(&queued.ctx);
-        trial.call("abort", abort).await?;
+        live.abort(&queued.ctx).await?;
         let answer = end_of_cancelled(&live, queued).await?;
         if has_queue {
             ensure_cancelled(&answer)?;

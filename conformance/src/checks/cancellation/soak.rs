@@ -74,8 +74,7 @@ async fn abandon(live: &Live, cycle: u64, pace: Duration) -> CheckResult {
         }
         _ => {
             running.ctx.cancel(CancelReason::Client);
-            let abort = live.subject.engine.abort(&running.ctx);
-            live.trial.call("abort", abort).await?;
+            live.abort(&running.ctx).await?;
             drop(running);
         }
     }

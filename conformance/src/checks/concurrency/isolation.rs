@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 
+use futures_util::future::join;
 use futures_util::{FutureExt, StreamExt};
 use genset_backend_common::{
     CancelReason, GenerateRequest, Input, RequestContext, config::InputKind, request::ScorePair,
@@ -9,7 +10,7 @@ use genset_backend_common::{
 use tokio::time::{Instant, timeout};
 
 use crate::answer::{Answer, Generated};
-use crate::check::{CheckResult, Stop, ensure, fail, skip};
+use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::checks::near::{self, Choice, Pair};
 use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
 use crate::trial::{Live, Trial};
@@ -173,29 +174,16 @@ pub(super) async fn same_id(trial: Trial) -> CheckResult {
     let ctx = live.context(&first);
     let twin =
         RequestContext::new(ctx.id()).with_prompt_tokens(second.prompt_tokens().unwrap_or(0));
-    let Ok(first) = live.try_generate(first, ctx).await? else {
-        fail!("a good request was refused")
-    };
-    let first = Begun::of(first).await?;
-    let second = match live.try_generate(second, twin).await? {
-        Ok(second) => Some(second.finish()),
-        Err(_refused) => None,
-    };
-    let (first, second) = match second {
-        Some(second) => {
-            let (first, second) = futures_util::future::join(first.finish(), second).await;
-            (first?, Some(second?))
-        }
-        None => (first.finish().await?, None),
-    };
-    ensure_apart(&first, 8, &alone[0], &alone)?;
-    match second {
-        Some(second) if second.items.len() > 1 || second.error().is_none() => {
-            ensure_apart(&second, 9, &alone[1], &alone)
-        }
-        // Refused, by `generate` or as the only item.
-        Some(_) | None => Ok(()),
+    let first = Begun::of(live.begin(first, ctx).await?).await?;
+    // The second is polled first, so it is sent before the first continues.
+    let (second, first) = join(live.outcome(second, twin), first.finish()).await;
+    ensure_apart(&first?, 8, &alone[0], &alone)?;
+    let second = second?;
+    let is_refused = second.items.len() == 1 && second.error().is_some();
+    if is_refused {
+        return Ok(());
     }
+    ensure_apart(&second, 9, &alone[1], &alone)
 }
 
 fn ensure_apart(

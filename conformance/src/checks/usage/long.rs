@@ -86,11 +86,8 @@ async fn cached(live: &Live, salt: &str, prompt: Vec<TokenId>) -> Result<Option<
     let mut request = live.greedy(prompt, 2);
     request.cache_salt = Some(salt.to_owned());
     let ctx = live.context(&request);
-    let answer = match live.try_generate(request, ctx).await? {
-        Ok(running) => running.finish().await?,
-        // An engine that cannot isolate prompts may say so.
-        Err(error) => skip!(NotDeclared, "the engine takes no cache_salt: {error}"),
-    };
+    let answer = live.outcome(request, ctx).await?;
+    // An engine that cannot isolate prompts may say so.
     if let Some(error) = answer.error() {
         skip!(NotDeclared, "the engine takes no cache_salt: {error}");
     }
