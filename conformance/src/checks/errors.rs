@@ -391,24 +391,31 @@ async fn kinds_of_input(trial: Trial) -> CheckResult {
             // A text would be a body then; WB01 sends those.
             continue;
         }
-        let mut request = live.request(1, 4);
-        request.input = input;
-        if can.inputs.contains(&kind) {
-            let answer = live.answer(request).await?;
-            if let Some(error) = answer.error() {
-                fail!(
-                    "{kind:?} is declared, and fails: {error} ({})",
-                    error.kind()
-                );
-            }
-            continue;
-        }
-        let error = live.refusal(request).await?;
-        ensure!(
-            error.kind() == ErrorKind::Unsupported,
-            "{kind:?} is not declared, and is refused with {}: {error}",
-            error.kind()
-        );
+        let is_declared = can.inputs.contains(&kind);
+        served_if_declared(&live, &format!("{kind:?}"), input, is_declared).await?;
     }
     media::kinds_of_media(&live).await
+}
+
+async fn served_if_declared(
+    live: &Live,
+    what: &str,
+    input: Input,
+    is_declared: bool,
+) -> CheckResult {
+    let mut request = live.request(1, 4);
+    request.input = input;
+    if is_declared {
+        if let Some(error) = live.answer(request).await?.error() {
+            fail!("{what} is declared, and fails: {error} ({})", error.kind());
+        }
+        return Ok(());
+    }
+    let error = live.refusal(request).await?;
+    ensure!(
+        error.kind() == ErrorKind::Unsupported,
+        "{what} is not declared, and is refused with {}: {error}",
+        error.kind()
+    );
+    Ok(())
 }

@@ -125,6 +125,16 @@ async fn every_end(live: &Live) -> CheckResult {
     Ok(())
 }
 
+/// Whether the published load satisfies `is_so` soon.
+async fn becomes(
+    trial: &Trial,
+    load: &mut watch::Receiver<Load>,
+    is_so: impl FnMut(&Load) -> bool,
+) -> bool {
+    let wait = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_so));
+    matches!(wait.await, Ok(Ok(_)))
+}
+
 /// Skips a check of the load if none is published.
 async fn ensure_published(trial: &Trial, load: &mut watch::Receiver<Load>) -> CheckResult {
     let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
@@ -142,10 +152,8 @@ async fn load_returns(trial: Trial) -> CheckResult {
     ensure_published(&trial, &mut load).await?;
     drop(running.finish().await?);
     every_end(&live).await?;
-    let idle = load.wait_for(|load| load.running_requests == 0 && load.waiting_requests == 0);
-    let waited = tokio::time::timeout(trial.limits().cancel, idle)
-        .await
-        .is_ok();
+    let is_idle = |load: &Load| load.running_requests == 0 && load.waiting_requests == 0;
+    let waited = becomes(&trial, &mut load, is_idle).await;
     let last = *load.borrow();
     ensure!(
         waited,
@@ -186,9 +194,7 @@ async fn true_load(trial: Trial) -> CheckResult {
     // More is correct too: a live worker may have other clients.
     let is_all =
         |load: &Load| load.running_requests.saturating_add(load.waiting_requests) >= counted;
-    let is_counted = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_all))
-        .await
-        .is_ok();
+    let is_counted = becomes(&trial, &mut load, is_all).await;
     let last = *load.borrow();
     ensure!(
         is_counted,
@@ -225,7 +231,7 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
     // One of each is enough: earlier requests may have ended before the last was counted.
     let is_told = |load: &Load| load.waiting_requests >= 1 && load.running_requests >= 1;
     let mut last = load.clone();
-    let told = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_told));
+    let told = becomes(&trial, &mut load, is_told);
     let is_told = match select(pin!(read), pin!(told)).await {
         Either::Left((read, _)) => {
             read?;
@@ -234,7 +240,7 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
                 "all was over before the load could be looked at"
             );
         }
-        Either::Right((told, _)) => matches!(told, Ok(Ok(_))),
+        Either::Right((is_told, _)) => is_told,
     };
     if is_refused.load(Ordering::Relaxed) {
         skip!(NotDeclared, "the engine refuses what it has no place for");
@@ -271,16 +277,14 @@ async fn blocks_of_what_runs(trial: Trial) -> CheckResult {
     let mut running = live.generate(request).await?;
     running.read_tokens(1).await?;
     let is_counted = |load: &Load| load.running_requests > 0 && load.kv_total_blocks > 0;
-    let counted = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_counted));
-    if !matches!(counted.await, Ok(Ok(_))) {
+    if !becomes(&trial, &mut load, is_counted).await {
         skip!(NotDeclared, "the engine publishes no KV blocks");
     }
     // Counts only the computed prompt; if the block size is unknown, one block.
     let size = live.config.kv_block_size.map(|size| u64::from(size.get()));
     let least = size.map_or(1, |size| (prompt_tokens / size).max(1));
     let is_enough = |load: &Load| load.kv_used_blocks >= least || load.running_requests == 0;
-    let enough = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_enough));
-    let is_enough = matches!(enough.await, Ok(Ok(_)));
+    let is_enough = becomes(&trial, &mut load, is_enough).await;
     let last = *load.borrow();
     ensure!(
         is_enough,

@@ -429,6 +429,11 @@ impl Live {
         self.subject.probe.as_ref()?.kv_used_blocks()
     }
 
+    /// The number of tokens computed so far, if the engine's probe reports it.
+    pub(crate) fn produced(&self) -> Option<u64> {
+        self.subject.probe.as_ref()?.produced_tokens()
+    }
+
     /// Waits until the engine's probe satisfies `is_done`. Without a probe or that counter, returns `false` at once and marks
     /// the evidence as indirect.
     ///

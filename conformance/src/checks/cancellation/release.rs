@@ -98,10 +98,7 @@ pub(super) async fn computing_stops(trial: Trial) -> CheckResult {
 }
 
 async fn ensure_counter_stands(live: &Live, pace: Duration, read: usize) -> Result<(), Stop> {
-    let produced = || {
-        let probe = live.subject.probe.as_ref();
-        probe.and_then(|probe| probe.produced_tokens())
-    };
+    let produced = || live.produced();
     if produced().is_none() {
         live.trial.note_indirect();
         return Ok(());

@@ -25,14 +25,9 @@ pub(super) async fn short_beside_long(trial: Trial) -> CheckResult {
     }
 }
 
-/// The result of a request to a full engine.
-pub(super) enum Served {
-    Answered(Answer),
-    Overloaded,
-}
-
-/// Sends a request to an engine that may be full; the caller judges any other failure.
-pub(super) async fn send(live: &Live, request: GenerateRequest) -> Result<Served, Stop> {
+/// Sends a request to an engine that may be full. Returns its answer, or `None` if it was refused as overloaded; the caller
+/// judges any other failure.
+pub(super) async fn send(live: &Live, request: GenerateRequest) -> Result<Option<Answer>, Stop> {
     let ctx = live.context(&request);
     let is_overloaded = |kind| kind == ErrorKind::Overloaded;
     match live.try_generate(request, ctx).await? {
@@ -41,13 +36,9 @@ pub(super) async fn send(live: &Live, request: GenerateRequest) -> Result<Served
             let answer = running.finish_within(live.trial.limits().call * 2).await?;
             let is_refused =
                 answer.items.len() == 1 && answer.error().is_some_and(|e| is_overloaded(e.kind()));
-            Ok(if is_refused {
-                Served::Overloaded
-            } else {
-                Served::Answered(answer)
-            })
+            Ok(Some(answer).filter(|_| !is_refused))
         }
-        Err(error) if is_overloaded(error.kind()) => Ok(Served::Overloaded),
+        Err(error) if is_overloaded(error.kind()) => Ok(None),
         Err(error) => fail!(
             "over capacity a request was refused as {}: {error}",
             error.kind()
@@ -61,7 +52,7 @@ pub(super) async fn over_capacity(trial: Trial) -> CheckResult {
     let mut answered = 0;
     let sent = (0..count).map(|seed| send(&live, request(&live, 4, seed, 2)));
     for served in join_all(sent).await {
-        if let Served::Answered(answer) = served? {
+        if let Some(answer) = served? {
             ensure_complete(&answer, 2, "the answer of a full engine")?;
             answered += 1;
         }
@@ -106,9 +97,7 @@ async fn most_overtaken(live: &Live, clients: u32) -> Result<u32, Stop> {
             let mut most_overtaken = 0;
             for _ in 0..TURNS {
                 let before = served.load(Ordering::Relaxed);
-                if let Served::Answered(answer) =
-                    send(live, request(live, 4, u64::from(seed), 1)).await?
-                {
+                if let Some(answer) = send(live, request(live, 4, u64::from(seed), 1)).await? {
                     ensure!(
                         answer.finished().is_some(),
                         "a full engine failed: {:?}",

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use futures_util::future::join_all;
 use genset_backend_common::GenerateRequest;
 
-use super::capacity::{Served, send};
+use super::capacity::send;
 use super::mixed::Known;
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::checks::near;
@@ -97,7 +97,7 @@ pub(super) async fn more_than_there_is(trial: Trial) -> CheckResult {
     let sent = requests.iter().map(|request| send(&live, request.clone()));
     let mut answered = 0;
     for (served, alone) in join_all(sent).await.into_iter().zip(&alone) {
-        if let Served::Answered(answer) = served? {
+        if let Some(answer) = served? {
             let when = "among others that fill the KV blocks";
             known.ensure_same(&answer, rush.max_tokens, alone, when)?;
             answered += 1;

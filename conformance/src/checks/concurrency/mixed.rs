@@ -9,7 +9,7 @@ use genset_backend_common::{ErrorKind, GenerateRequest};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::capacity::{Served, send};
+use super::capacity::send;
 use crate::answer::{Answer, Generated};
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::checks::near::{self, Choice};
@@ -119,7 +119,7 @@ pub(super) async fn just_over_capacity(trial: Trial) -> CheckResult {
         let served = join_all(sent.map(|request| send(&live, request.clone()))).await;
         let mut answered = 0;
         for (served, index) in served.into_iter().zip((0..SHORT).cycle()) {
-            if let Served::Answered(answer) = served? {
+            if let Some(answer) = served? {
                 known.ensure_right(index, &answer, &when)?;
                 answered += 1;
             }

@@ -1,13 +1,14 @@
 //! Media in chats, for ER08: declared kinds are served, others are refused.
 
 use genset_backend_common::{
-    ErrorKind,
+    Input,
+    config::InputKind,
     request::{ChatInput, MediaKind},
 };
-use genset_backend_common::{Input, config::InputKind};
 use serde_json::{Value, json};
 
-use crate::check::{CheckResult, ensure, fail};
+use super::served_if_declared;
+use crate::check::CheckResult;
 use crate::trial::Live;
 
 /// An image of 64 by 64 pixels, dark on the left.
@@ -47,24 +48,9 @@ fn chat(kind: MediaKind) -> Input {
 pub(super) async fn kinds_of_media(live: &Live) -> CheckResult {
     let can = &live.config.capabilities;
     for kind in MediaKind::ALL {
-        let mut request = live.request(1, 4);
-        request.input = chat(kind);
-        if can.inputs.contains(&InputKind::Chat) && can.media.contains(&kind) {
-            let answer = live.answer(request).await?;
-            if let Some(error) = answer.error() {
-                fail!(
-                    "{kind} is declared, and a chat with it fails: {error} ({})",
-                    error.kind()
-                );
-            }
-            continue;
-        }
-        let error = live.refusal(request).await?;
-        ensure!(
-            error.kind() == ErrorKind::Unsupported,
-            "{kind} is not declared, and a chat with it is refused with {}: {error}",
-            error.kind()
-        );
+        let is_declared = can.inputs.contains(&InputKind::Chat) && can.media.contains(&kind);
+        let what = format!("{kind} in a chat");
+        served_if_declared(live, &what, chat(kind), is_declared).await?;
     }
     Ok(())
 }

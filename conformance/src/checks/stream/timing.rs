@@ -23,12 +23,7 @@ const STILL_TOKENS: u32 = 64;
 /// Only the engine's own counter distinguishes tokens computed and kept from tokens not computed yet.
 pub(super) async fn a_stalled_reader_bounds_memory(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let produced = || {
-        live.subject
-            .probe
-            .as_ref()
-            .and_then(|probe| probe.produced_tokens())
-    };
+    let produced = || live.produced();
     let Some(before) = produced() else {
         trial.note_indirect();
         skip!(NoProbe, "no probe says how many tokens were computed");
