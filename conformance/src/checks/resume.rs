@@ -5,8 +5,9 @@
 
 use genset_backend_common::output::Usage;
 use genset_backend_common::{
-    FinishReason, GenerateRequest, GuidedDecoding, TokenId, config::GuidedKind,
+    FinishReason, GenerateRequest, GuidedDecoding, Input, TokenId, config::GuidedKind,
 };
+use serde_json::json;
 
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -36,55 +37,113 @@ const WHOLE: u32 = 24;
 /// The positions at which it is cut.
 const CUTS: [usize; 4] = [1, 5, 12, 23];
 
-/// A prompt and its uninterrupted answer.
-struct Uninterrupted {
+/// A request and its uninterrupted answer.
+pub(super) struct Whole {
     request: GenerateRequest,
-    prompt: Vec<TokenId>,
-    answer: Answer,
+    pub(super) answer: Answer,
 }
 
-impl Uninterrupted {
-    async fn of(live: &Live) -> Result<Self, Stop> {
-        let prompt = live.prompt(9, 3);
-        let request = live.greedy(prompt.clone(), WHOLE);
+impl Whole {
+    pub(super) async fn of(live: &Live, request: GenerateRequest) -> Result<Self, Stop> {
         let answer = live.answer(request.clone()).await?;
-        let count = answer.tokens().len();
+        ensure!(
+            answer.finished().is_some(),
+            "the uninterrupted request failed: {:?}",
+            answer.error()
+        );
+        Ok(Self { request, answer })
+    }
+
+    /// A greedy request for [`WHOLE`] tokens.
+    async fn plain(live: &Live) -> Result<Self, Stop> {
+        let whole = Self::of(live, live.greedy(live.prompt(9, 3), WHOLE)).await?;
+        let count = whole.answer.tokens().len();
         ensure!(
             u32::try_from(count) == Ok(WHOLE),
             "a request for {WHOLE} tokens gave {count}"
         );
-        Ok(Self {
-            request,
-            prompt,
-            answer,
-        })
+        Ok(whole)
     }
 
-    /// The request that continues after the first `cut` tokens.
-    fn resumed(&self, cut: usize) -> GenerateRequest {
-        resumed(&self.request, &self.prompt, &self.answer.tokens()[..cut])
+    /// A few positions to cut it, including the first and the last.
+    pub(super) fn cuts(&self) -> Vec<usize> {
+        let last = self.answer.tokens().len().saturating_sub(1);
+        let mut cuts = vec![1, last / 4, last / 2, last];
+        cuts.retain(|cut| (1..=last).contains(cut));
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts
     }
 
-    /// The tokens that must come after the first `cut`.
-    async fn rest(&self, live: &Live, cut: usize) -> Result<Vec<TokenId>, Stop> {
-        rest(live, self.resumed(cut), &self.answer, cut).await
+    /// The request that continues after the first `cut` tokens, as a router makes it.
+    pub(super) fn resumed(&self, cut: usize) -> GenerateRequest {
+        let count = u32::try_from(cut).unwrap_or(u32::MAX);
+        let mut request = self.request.clone();
+        if let Input::Tokens(tokens) = &mut request.input {
+            tokens.extend_from_slice(&self.answer.tokens()[..cut]);
+        }
+        request.resumed_tokens = count;
+        let stop = &mut request.stop;
+        stop.max_tokens = stop.max_tokens.map(|max| max.saturating_sub(count));
+        stop.min_tokens = stop.min_tokens.saturating_sub(count);
+        request
     }
-}
 
-/// The tokens that must come after the first `cut` of an answer: the rest of it, or for an engine that takes another instance's
-/// tokens only as prompt, its answer to such a prompt.
-pub(super) async fn rest(
-    live: &Live,
-    mut resumed: GenerateRequest,
-    uninterrupted: &Answer,
-    cut: usize,
-) -> Result<Vec<TokenId>, Stop> {
-    if live.config.capabilities.resume {
-        let tokens = uninterrupted.tokens();
-        return Ok(tokens.get(cut..).unwrap_or_default().to_vec());
+    /// The answer to that request.
+    pub(super) async fn rest(&self, live: &Live, cut: usize) -> Result<Answer, Stop> {
+        live.answer(self.resumed(cut)).await
     }
-    resumed.resumed_tokens = 0;
-    Ok(live.answer(resumed).await?.tokens())
+
+    /// The tokens that must come after the first `cut`: the rest of the answer, or for an engine that takes another instance's
+    /// tokens only as prompt, its answer to such a prompt.
+    pub(super) async fn expected(&self, live: &Live, cut: usize) -> Result<Vec<TokenId>, Stop> {
+        if live.config.capabilities.resume {
+            let tokens = self.answer.tokens();
+            return Ok(tokens.get(cut..).unwrap_or_default().to_vec());
+        }
+        let mut resumed = self.resumed(cut);
+        resumed.resumed_tokens = 0;
+        Ok(live.answer(resumed).await?.tokens())
+    }
+
+    /// Checks that it continues unchanged after each cut. MG02 judges the number of tokens.
+    pub(super) async fn goes_on(
+        &self,
+        live: &Live,
+        cuts: impl IntoIterator<Item = usize>,
+    ) -> CheckResult {
+        for cut in cuts {
+            let expected = self.expected(live, cut).await?;
+            let rest = self.rest(live, cut).await?.tokens();
+            let common = rest.len().min(expected.len());
+            ensure!(
+                common > 0 && rest[..common] == expected[..common],
+                "resumed after {cut} tokens came {rest:?}, expected {expected:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// As [`Self::goes_on`], with the same end.
+    pub(super) async fn ends_alike(
+        &self,
+        live: &Live,
+        cuts: impl IntoIterator<Item = usize>,
+    ) -> CheckResult {
+        let tokens = self.answer.tokens();
+        for cut in cuts {
+            let rest = self.rest(live, cut).await?;
+            ensure!(
+                rest.tokens() == tokens[cut..] && rest.reason() == self.answer.reason(),
+                "resumed after {cut} tokens came {:?} ({:?}), uninterrupted {:?} ({:?})",
+                rest.tokens(),
+                rest.reason(),
+                &tokens[cut..],
+                self.answer.reason()
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Skips a check for engines that do not know which tokens of a prompt were generated.
@@ -98,42 +157,16 @@ pub(super) fn needs_exact(live: &Live) -> CheckResult {
     Ok(())
 }
 
-/// The request that continues after the tokens of `emitted`, as a router makes it.
-pub(super) fn resumed(
-    whole: &GenerateRequest,
-    prompt: &[TokenId],
-    emitted: &[TokenId],
-) -> GenerateRequest {
-    let count = u32::try_from(emitted.len()).unwrap_or(u32::MAX);
-    let mut request = whole.clone();
-    request.input = genset_backend_common::Input::Tokens([prompt, emitted].concat().into());
-    request.resumed_tokens = count;
-    request.stop.max_tokens = whole.stop.max_tokens.map(|max| max.saturating_sub(count));
-    request.stop.min_tokens = whole.stop.min_tokens.saturating_sub(count);
-    request
-}
-
-/// MG02 judges the number of tokens.
 async fn same_continuation(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let whole = Uninterrupted::of(&live).await?;
-    for cut in CUTS {
-        let expected = whole.rest(&live, cut).await?;
-        let rest = live.answer(whole.resumed(cut)).await?.tokens();
-        let common = rest.len().min(expected.len());
-        ensure!(
-            common > 0 && rest[..common] == expected[..common],
-            "resumed after {cut} tokens came {rest:?}, expected {expected:?}"
-        );
-    }
-    Ok(())
+    Whole::plain(&live).await?.goes_on(&live, CUTS).await
 }
 
 async fn remaining_max_tokens(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let whole = Uninterrupted::of(&live).await?;
+    let whole = Whole::plain(&live).await?;
     for cut in CUTS {
-        let rest = live.answer(whole.resumed(cut)).await?;
+        let rest = whole.rest(&live, cut).await?;
         let count = cut + rest.tokens().len();
         ensure!(
             u32::try_from(count) == Ok(WHOLE) && rest.reason() == Some(FinishReason::Length),
@@ -146,12 +179,12 @@ async fn remaining_max_tokens(trial: Trial) -> CheckResult {
 
 async fn merged_usage(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let whole = Uninterrupted::of(&live).await?;
+    let whole = Whole::plain(&live).await?;
     let Some(expected) = whole.answer.usage() else {
         fail!("the uninterrupted request has no usage");
     };
     for cut in CUTS {
-        let Some(usage) = live.answer(whole.resumed(cut)).await?.usage() else {
+        let Some(usage) = whole.rest(&live, cut).await?.usage() else {
             fail!("the request resumed after {cut} tokens has no usage");
         };
         let cut = u32::try_from(cut).unwrap_or(u32::MAX);
@@ -173,59 +206,77 @@ async fn merged_usage(trial: Trial) -> CheckResult {
 async fn guided_resume(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     needs_exact(&live)?;
-    let guided = [
+    let guided = declared(&live, &grammars()[..3])?.swap_remove(0);
+    let mut request = live.greedy(live.prompt(9, 3), WHOLE);
+    guide(&mut request, guided);
+    let whole = Whole::of(&live, request).await?;
+    let count = whole.answer.tokens().len();
+    ensure!(
+        whole.answer.reason() == Some(FinishReason::Stop) && count > 0,
+        "the uninterrupted guided request did not come to its end: {:?}",
+        whole.answer.items.last()
+    );
+    whole.ends_alike(&live, 1..count).await
+}
+
+/// One text for each kind of grammar that all engines understand alike.
+pub(super) fn grammars() -> [(GuidedKind, GuidedDecoding); 4] {
+    let texts = [
+        "The quick brown fox jumps over the lazy dog.",
+        "Pack my box with five dozen liquor jugs.",
+    ];
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "ok"],
+        "properties": {
+            "name": { "type": "string", "minLength": 4, "maxLength": 12 },
+            "ok": { "type": "boolean" },
+        },
+    });
+    [
         (
             GuidedKind::Choice,
-            GuidedDecoding::Choice(vec![TEXT.into(), OTHER_TEXT.into()]),
+            GuidedDecoding::Choice(texts.map(str::to_owned).into()),
         ),
         (
             GuidedKind::Regex,
             GuidedDecoding::Regex("[a-z]{12} [0-9]{12}".into()),
         ),
         (GuidedKind::JsonObject, GuidedDecoding::JsonObject),
-    ];
-    let declared = &live.config.capabilities.guided;
-    let guided = guided.into_iter().find(|(kind, _)| declared.contains(kind));
-    let Some((_, guided)) = guided else {
+        (GuidedKind::JsonSchema, GuidedDecoding::JsonSchema(schema)),
+    ]
+}
+
+pub(super) fn declared(
+    live: &Live,
+    grammars: &[(GuidedKind, GuidedDecoding)],
+) -> Result<Vec<GuidedDecoding>, Stop> {
+    let kinds = &live.config.capabilities.guided;
+    let guided: Vec<GuidedDecoding> = grammars
+        .iter()
+        .filter(|(kind, _)| kinds.contains(kind))
+        .map(|(_, guided)| guided.clone())
+        .collect();
+    if guided.is_empty() {
         skip!(
             NotDeclared,
             "the engine does not declare guided decoding that the check uses"
         );
-    };
-    let prompt = live.prompt(9, 3);
-    let mut request = live.greedy(prompt.clone(), 128);
-    request.stop.ignore_eos = false;
-    request.guided = Some(guided.into());
-    let whole = live.answer(request.clone()).await?;
-    let tokens = whole.tokens();
-    ensure!(
-        whole.reason() == Some(FinishReason::Stop) && !tokens.is_empty(),
-        "the uninterrupted guided request did not come to its end: {:?}",
-        whole.items.last()
-    );
-    for cut in 1..tokens.len() {
-        let rest = live
-            .answer(resumed(&request, &prompt, &tokens[..cut]))
-            .await?;
-        ensure!(
-            rest.tokens() == tokens[cut..] && rest.reason() == Some(FinishReason::Stop),
-            "resumed after {cut} guided tokens came {:?} ({:?}), uninterrupted {:?}",
-            rest.tokens(),
-            rest.reason(),
-            &tokens[cut..]
-        );
     }
-    Ok(())
+    Ok(guided)
 }
 
-const TEXT: &str = "The quick brown fox jumps over the lazy dog.";
-const OTHER_TEXT: &str = "Pack my box with five dozen liquor jugs.";
+/// Makes a grammar guide the request to its end.
+pub(super) fn guide(request: &mut GenerateRequest, guided: GuidedDecoding) {
+    request.stop.ignore_eos = false;
+    request.stop.max_tokens = Some(128);
+    request.guided = Some(guided.into());
+}
 
 async fn stop_after_cut(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let whole = Uninterrupted::of(&live).await?;
+    let whole = Whole::plain(&live).await?;
     for cut in CUTS {
-        let Some(stop) = whole.rest(&live, cut).await?.first().copied() else {
+        let Some(stop) = whole.expected(&live, cut).await?.first().copied() else {
             fail!("no token came after a prompt with {cut} tokens of an answer of {WHOLE}");
         };
         let mut request = whole.resumed(cut);

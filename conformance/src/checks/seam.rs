@@ -1,14 +1,9 @@
 //! MG: continuing after another instance's tokens, with every option of a request.
 
-use genset_backend_common::{
-    GenerateRequest, GuidedDecoding, TokenId,
-    config::{GuidedKind, SamplingOption},
-};
-use serde_json::json;
+use genset_backend_common::{GenerateRequest, TokenId, config::SamplingOption};
 
 use super::near::{self, Choice};
-use super::resume::{self, needs_exact, resumed};
-use crate::answer::Answer;
+use super::resume::{Whole, declared, grammars, guide, needs_exact};
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
@@ -41,85 +36,15 @@ const WHOLE: u32 = 32;
 /// The tolerance of log probabilities: engines compute prompts and single tokens with different sums.
 const SAME_LOGPROB: f32 = 1e-2;
 
-/// A request and its uninterrupted answer.
-struct Whole {
-    request: GenerateRequest,
-    prompt: Vec<TokenId>,
-    answer: Answer,
-}
-
-impl Whole {
-    async fn of(
-        live: &Live,
-        seed: u64,
-        set: impl FnOnce(&mut GenerateRequest),
-    ) -> Result<Self, Stop> {
-        let prompt = live.prompt(9, seed);
-        let mut request = live.greedy(prompt.clone(), WHOLE);
-        set(&mut request);
-        let request = near::rated(live, request);
-        let answer = live.answer(request.clone()).await?;
-        ensure!(
-            answer.finished().is_some(),
-            "the uninterrupted request failed: {:?}",
-            answer.error()
-        );
-        Ok(Self {
-            request,
-            prompt,
-            answer,
-        })
-    }
-
-    /// A few positions to cut it, including the first and the last.
-    fn cuts(&self) -> Vec<usize> {
-        let last = self.answer.tokens().len().saturating_sub(1);
-        let mut cuts = vec![1, last / 4, last / 2, last];
-        cuts.retain(|cut| (1..=last).contains(cut));
-        cuts.sort_unstable();
-        cuts.dedup();
-        cuts
-    }
-
-    fn resumed(&self, cut: usize) -> GenerateRequest {
-        resumed(&self.request, &self.prompt, &self.answer.tokens()[..cut])
-    }
-
-    async fn rest(&self, live: &Live, cut: usize) -> Result<Answer, Stop> {
-        live.answer(self.resumed(cut)).await
-    }
-
-    /// Checks that it continues unchanged after each cut. MG02 judges the number of tokens.
-    async fn goes_on(&self, live: &Live) -> CheckResult {
-        let tokens = self.answer.tokens();
-        for cut in self.cuts() {
-            let rest = self.rest(live, cut).await?.tokens();
-            let expected = &tokens[cut..];
-            let common = rest.len().min(expected.len());
-            ensure!(
-                common > 0 && rest[..common] == expected[..common],
-                "resumed after {cut} tokens came {rest:?}, uninterrupted {expected:?}"
-            );
-        }
-        Ok(())
-    }
-
-    /// As [`Self::goes_on`], with the same end.
-    async fn ends_alike(&self, live: &Live) -> CheckResult {
-        let tokens = self.answer.tokens();
-        for cut in self.cuts() {
-            let rest = self.rest(live, cut).await?;
-            ensure!(
-                rest.tokens() == tokens[cut..] && rest.reason() == self.answer.reason(),
-                "resumed after {cut} tokens came {:?} ({:?}), uninterrupted {:?} ({:?})",
-                rest.tokens(),
-                rest.reason(),
-                &tokens[cut..],
-                self.answer.reason()
-            );
-        }
-        Ok(())
-    }
+/// A request prepared by `set`, and its uninterrupted answer.
+async fn whole(
+    live: &Live,
+    seed: u64,
+    set: impl FnOnce(&mut GenerateRequest),
+) -> Result<Whole, Stop> {
+    let mut request = live.greedy(live.prompt(9, seed), WHOLE);
+    set(&mut request);
+    Whole::of(live, near::rated(live, request)).await
 }
 
 /// Checks that answers continue nearly unchanged after each cut, for an engine whose sums depend on the batch or on what was
@@ -159,7 +84,7 @@ async fn seeded(trial: Trial) -> CheckResult {
     draws(&live)?;
     let mut wholes = Vec::new();
     for seed in 0..3 {
-        wholes.push(Whole::of(&live, seed, |request| draw(&live, request, seed + 5)).await?);
+        wholes.push(whole(&live, seed, |request| draw(&live, request, seed + 5)).await?);
     }
     draw_on(&live, &wholes).await
 }
@@ -170,7 +95,7 @@ async fn draw_on(live: &Live, wholes: &[Whole]) -> CheckResult {
         return go_on_near(live, Choice::Seeded, wholes).await;
     }
     for whole in wholes {
-        whole.goes_on(live).await?;
+        whole.goes_on(live, whole.cuts()).await?;
     }
     Ok(())
 }
@@ -179,7 +104,7 @@ async fn penalized(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     needs_exact(&live)?;
     for whole in with_penalties(&live, |_, _| ()).await? {
-        whole.goes_on(&live).await?;
+        whole.goes_on(&live, whole.cuts()).await?;
     }
     Ok(())
 }
@@ -219,7 +144,7 @@ async fn with_penalties(
             // With few tokens to choose from, tokens repeat and are penalized.
             let favoured: Vec<TokenId> = (0..3).map(|place| live.token(seed + place)).collect();
             let is_biased = live.can(SamplingOption::LogitBias);
-            let whole = Whole::of(live, seed, |request| {
+            let whole = whole(live, seed, |request| {
                 set(request);
                 also(request, seed);
                 if is_biased {
@@ -243,17 +168,17 @@ const STOP_AT: usize = 10;
 async fn least(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     live.needs_min_tokens()?;
-    let plain = Whole::of(&live, 3, |_| ()).await?.answer.tokens();
+    let plain = whole(&live, 3, |_| ()).await?.answer.tokens();
     let Some(stop) = plain.get(STOP_AT).copied() else {
         fail!("a request for {WHOLE} tokens gave {}", plain.len());
     };
-    let whole = Whole::of(&live, 3, |request| {
+    let whole = whole(&live, 3, |request| {
         request.stop.stop_token_ids = [stop].into();
         request.stop.min_tokens = u32::try_from(LEAST).unwrap_or(u32::MAX);
     });
     let whole = whole.await?;
     for cut in [1, 5, 8] {
-        let expected = resume::rest(&live, whole.resumed(cut), &whole.answer, cut).await?;
+        let expected = whole.expected(&live, cut).await?;
         // FN10 judges whether the whole answer has that many.
         let expected = expected.get(..LEAST - cut).unwrap_or_default();
         let rest = whole.rest(&live, cut).await?.tokens();
@@ -271,7 +196,7 @@ async fn rated(trial: Trial) -> CheckResult {
         skip!(NotDeclared, "the engine does not declare log probabilities");
     };
     let top = most.min(2);
-    let whole = Whole::of(&live, 3, |request| request.output.logprobs = Some(top)).await?;
+    let whole = whole(&live, 3, |request| request.output.logprobs = Some(top)).await?;
     if live.varies_with_batch() || !live.config.capabilities.resume {
         return go_on_near(&live, Choice::Greedy, &[whole]).await;
     }
@@ -294,66 +219,14 @@ async fn rated(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// One text for each kind of grammar that all engines understand alike.
-fn grammars() -> [(GuidedKind, GuidedDecoding); 4] {
-    let texts = [
-        "The quick brown fox jumps over the lazy dog.",
-        "Pack my box with five dozen liquor jugs.",
-    ];
-    let schema = json!({
-        "type": "object", "additionalProperties": false, "required": ["name", "ok"],
-        "properties": {
-            "name": { "type": "string", "minLength": 4, "maxLength": 12 },
-            "ok": { "type": "boolean" },
-        },
-    });
-    [
-        (
-            GuidedKind::Choice,
-            GuidedDecoding::Choice(texts.map(str::to_owned).into()),
-        ),
-        (
-            GuidedKind::Regex,
-            GuidedDecoding::Regex("[a-z]{12} [0-9]{12}".into()),
-        ),
-        (GuidedKind::JsonObject, GuidedDecoding::JsonObject),
-        (GuidedKind::JsonSchema, GuidedDecoding::JsonSchema(schema)),
-    ]
-}
-
-fn declared(
-    live: &Live,
-    grammars: &[(GuidedKind, GuidedDecoding)],
-) -> Result<Vec<GuidedDecoding>, Stop> {
-    let kinds = &live.config.capabilities.guided;
-    let guided: Vec<GuidedDecoding> = grammars
-        .iter()
-        .filter(|(kind, _)| kinds.contains(kind))
-        .map(|(_, guided)| guided.clone())
-        .collect();
-    if guided.is_empty() {
-        skip!(
-            NotDeclared,
-            "the engine does not declare guided decoding that the check uses"
-        );
-    }
-    Ok(guided)
-}
-
-fn guide(request: &mut GenerateRequest, guided: GuidedDecoding) {
-    request.stop.ignore_eos = false;
-    request.stop.max_tokens = Some(96);
-    request.guided = Some(guided.into());
-}
-
 async fn guided(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     needs_exact(&live)?;
     // MG04 covers the first kind.
     let further = declared(&live, &grammars()[1..])?;
     for guided in further {
-        let whole = Whole::of(&live, 3, |request| guide(request, guided)).await?;
-        whole.ends_alike(&live).await?;
+        let whole = whole(&live, 3, |request| guide(request, guided)).await?;
+        whole.ends_alike(&live, whole.cuts()).await?;
     }
     Ok(())
 }
@@ -364,7 +237,7 @@ async fn guided_and_seeded(trial: Trial) -> CheckResult {
     let mut wholes = Vec::new();
     // Those that leave a choice to draw from.
     for guided in declared(&live, &grammars()[1..3])? {
-        let whole = Whole::of(&live, 4, |request| {
+        let whole = whole(&live, 4, |request| {
             guide(request, guided);
             draw(&live, request, 11);
         });
@@ -374,7 +247,7 @@ async fn guided_and_seeded(trial: Trial) -> CheckResult {
         return go_on_near(&live, Choice::Seeded, &wholes).await;
     }
     for whole in wholes {
-        whole.ends_alike(&live).await?;
+        whole.ends_alike(&live, whole.cuts()).await?;
     }
     Ok(())
 }
