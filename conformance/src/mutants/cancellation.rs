@@ -5,7 +5,7 @@ mod misdirected;
 
 use std::sync::atomic::AtomicUsize;
 
-use genset_backend_common::FinishReason;
+use genset_backend_common::{CancelReason, FinishReason};
 
 use super::fault::{Declares, ended, faulty, with_fault};
 use super::slotted::{SlotFault, with_slots, without_probe};
@@ -31,7 +31,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "cancel-ignored-while-decoding",
         stands_for: "an engine that hears a cancel while it prefills and never again",
         killed_by: &["CN02", "CN05", "CN07", "CN10", "CN14", "ER09", "SH15"],
-        build: |clean, scenario| with_fault(clean, scenario, deaf::OnceStreaming),
+        build: |clean, scenario| {
+            with_fault(clean, scenario, deaf::Heeds(|_, has_items| !has_items))
+        },
     },
     Mutant {
         name: "cancelled-as-stop",
@@ -172,7 +174,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "deaf-to-deadlines",
         stands_for: "a cancel that is looked for by its reason, from before there were deadlines",
         killed_by: &["CN14"],
-        build: |clean, scenario| with_fault(clean, scenario, deaf::ToDeadlines),
+        build: |clean, scenario| {
+            let heeds = deaf::Heeds(|ctx, _| ctx.cancel_reason() != Some(CancelReason::Deadline));
+            with_fault(clean, scenario, heeds)
+        },
     },
     Mutant {
         name: "slot-leaked-in-prefill",

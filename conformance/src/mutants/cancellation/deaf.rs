@@ -81,19 +81,21 @@ impl Ear {
     }
 }
 
-pub(super) struct OnceStreaming;
+/// Notices a cancel only if this says so. It is asked as [`heeding`] asks.
+pub(super) struct Heeds(pub(super) fn(&RequestContext, bool) -> bool);
 
 #[async_trait]
-impl Fault for OnceStreaming {
+impl Fault for Heeds {
     async fn generate(
         &self,
         inner: &Arc<dyn LLMEngine>,
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let own = deaf(&ctx);
+        let (own, theirs, heeds) = (deaf(&ctx), ctx.clone(), self.0);
         let outputs = inner.generate(request, own.clone()).await?;
-        Ok(raw(heeding(outputs, ctx, own, |has_items| !has_items)))
+        let heeds = move |has_items| heeds(&theirs, has_items);
+        Ok(raw(heeding(outputs, ctx, own, heeds)))
     }
 }
 
@@ -125,23 +127,5 @@ impl Fault for LosesTerminal {
             streamed += item.as_ref().map_or(0, Output::token_count);
             std::future::ready(!is_lost)
         }))
-    }
-}
-
-/// Ignores cancels for a deadline.
-pub(super) struct ToDeadlines;
-
-#[async_trait]
-impl Fault for ToDeadlines {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let (own, theirs) = (deaf(&ctx), ctx.clone());
-        let outputs = inner.generate(request, own.clone()).await?;
-        let heeds = move |_| theirs.cancel_reason() != Some(CancelReason::Deadline);
-        Ok(raw(heeding(outputs, ctx, own, heeds)))
     }
 }
