@@ -5,9 +5,6 @@ mod locks;
 mod poison;
 mod stops;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use super::Mutant;
 use super::fault::with_fault;
 use super::slotted::{SlotFault, without_probe};
@@ -138,24 +135,3 @@ pub(super) const MUTANTS: &[Mutant] = &[
         },
     },
 ];
-
-/// A place among the active requests.
-struct Place {
-    active: Arc<AtomicU32>,
-    index: u32,
-}
-
-impl Place {
-    fn taken(active: &Arc<AtomicU32>) -> Self {
-        Self {
-            index: active.fetch_add(1, Ordering::Relaxed),
-            active: Arc::clone(active),
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.active.fetch_sub(1, Ordering::Relaxed);
-    }
-}

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures_util::{StreamExt, future, stream};
 use genset_backend_common::{
     EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
     OutputStream, RequestContext, RequestField, async_trait,
@@ -13,7 +12,8 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::fault::{Fault, at_tokens, is_last, raw, with_fault};
+use super::cut::{Then, cut_after};
+use super::fault::{Fault, at_tokens, others, with_fault};
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
 
@@ -176,7 +176,7 @@ impl Operated {
         let never = watch::Sender::new(()).subscribe();
         let Some(name) = request.adapter.take() else {
             state.cached.push(request.input.clone());
-            if self.flaw == Flaw::Spreads && Arc::strong_count(&state.under_way) > 1 {
+            if self.flaw == Flaw::Spreads && others(&state.under_way) > 0 {
                 change ^= 2;
             }
             return Ok(Admitted {
@@ -233,21 +233,11 @@ impl Fault for Operated {
         if self.flaw != Flaw::UnloadCuts || change < 2 {
             return Ok(outputs);
         }
-        let cut = async move {
+        let lost = Then::Fail(EngineError::internal("the adapter is gone"));
+        Ok(cut_after(outputs, lost, async move {
             // An error means that the adapter is gone.
             let _ = gone.changed().await;
-        };
-        let lost = stream::once(future::ready(Err(EngineError::internal(
-            "the adapter is gone",
-        ))));
-        let outputs = outputs.take_until(cut).chain(lost);
-        let mut is_over = false;
-        let outputs = outputs.take_while(move |item| {
-            let goes_on = !is_over;
-            is_over |= is_last(item);
-            future::ready(goes_on)
-        });
-        Ok(raw(outputs))
+        }))
     }
 
     fn controls<'a>(&'a self, _inner: &'a Arc<dyn LLMEngine>) -> Option<&'a dyn EngineControls> {

@@ -25,11 +25,19 @@ type Cause = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Passes `outputs` on until `cause` is true, then continues as `then` says.
 pub(super) fn cut(outputs: OutputStream, cause: &watch::Sender<bool>, then: Then) -> OutputStream {
     let mut is_so = cause.subscribe();
-    let cause = async move {
+    cut_after(outputs, then, async move {
         if is_so.wait_for(|is_so| *is_so).await.is_err() {
             std::future::pending().await
         }
-    };
+    })
+}
+
+/// As [`cut`], for a cause that ends.
+pub(super) fn cut_after(
+    outputs: OutputStream,
+    then: Then,
+    cause: impl Future<Output = ()> + Send + 'static,
+) -> OutputStream {
     let whole: (Option<OutputStream>, Cause) = (Some(outputs), Box::pin(cause));
     raw(stream::unfold(whole, move |(outputs, mut cause)| {
         let then = then.clone();

@@ -296,6 +296,11 @@ pub(super) fn is_last(item: &Result<Output, EngineError>) -> bool {
     !matches!(item, Ok(output) if !output.is_terminal())
 }
 
+/// The number of requests that hold a clone of what the engine holds.
+pub(super) fn others<T>(held: &Arc<T>) -> usize {
+    Arc::strong_count(held) - 1
+}
+
 /// Drops `held` with the last item of a stream, or with the stream.
 pub fn held_to_end(outputs: OutputStream, held: impl Send + 'static) -> OutputStream {
     let mut held = Some(held);

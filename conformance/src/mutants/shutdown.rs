@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::Mutant;
 use super::cut::{Then, cut};
-use super::fault::{Call, Fault, held_to_end, is_last, raw, with_fault};
+use super::fault::{Call, Fault, held_to_end, is_last, others, raw, with_fault};
 use super::slotted::{SlotFault, without_probe};
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -365,7 +365,7 @@ impl Fault for JoinsReaders {
     }
 
     async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
-        until(|| Arc::strong_count(&self.readers) == 1).await;
+        until(|| others(&self.readers) == 0).await;
         inner.cleanup().await
     }
 }

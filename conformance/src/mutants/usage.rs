@@ -8,7 +8,7 @@ use genset_backend_common::output::Usage;
 use genset_backend_common::{FinishReason, Output, OutputStream};
 
 use super::Mutant;
-use super::fault::{Call, Fault, ended, raw, with_fault};
+use super::fault::{Call, Fault, ended, others, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -91,48 +91,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
 /// Counts correctly only if one request runs at a time.
 #[derive(Default)]
 struct OneCounter {
-    shared: Arc<Counter>,
-}
-
-#[derive(Default)]
-struct Counter {
-    active: AtomicU32,
-    tokens: AtomicU32,
-}
-
-impl Counter {
-    fn enter(self: &Arc<Self>) -> Active {
-        if self.active.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.tokens.store(0, Ordering::Relaxed);
-        }
-        Active(Arc::clone(self))
-    }
-}
-
-struct Active(Arc<Counter>);
-
-impl Active {
-    fn count(&self, output: &mut Output) {
-        let tokens = &self.0.tokens;
-        tokens.fetch_add(output.token_count(), Ordering::Relaxed);
-        if let Output::Finished(finished) = output {
-            finished.usage.completion_tokens = tokens.load(Ordering::Relaxed);
-        }
-    }
-}
-
-impl Drop for Active {
-    fn drop(&mut self) {
-        self.0.active.fetch_sub(1, Ordering::Relaxed);
-    }
+    /// Cloned by each request.
+    tokens: Arc<AtomicU32>,
 }
 
 impl Fault for OneCounter {
     fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
-        let active = self.shared.enter();
+        if others(&self.tokens) == 0 {
+            self.tokens.store(0, Ordering::Relaxed);
+        }
+        let tokens = Arc::clone(&self.tokens);
         raw(outputs.map(move |mut item| {
             if let Ok(output) = &mut item {
-                active.count(output);
+                tokens.fetch_add(output.token_count(), Ordering::Relaxed);
+                if let Output::Finished(finished) = output {
+                    finished.usage.completion_tokens = tokens.load(Ordering::Relaxed);
+                }
             }
             item
         }))

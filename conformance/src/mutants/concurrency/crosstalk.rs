@@ -9,7 +9,7 @@ use genset_backend_common::output::TokenIds;
 use genset_backend_common::{EngineError, Output, OutputStream};
 use parking_lot::Mutex;
 
-use crate::mutants::fault::{Call, Fault, at_tokens, raw};
+use crate::mutants::fault::{Call, Fault, at_tokens, others, raw};
 
 /// The last tokens of each running request, by row.
 #[derive(Default)]
@@ -46,10 +46,6 @@ impl Row {
             _ => own,
         }
     }
-
-    fn neighbours(&self) -> usize {
-        self.table.rows.lock().len() - 1
-    }
 }
 
 impl Drop for Row {
@@ -78,15 +74,15 @@ const DIFFERS_FROM: u32 = 5;
 
 #[derive(Default)]
 pub(super) struct BatchVariant {
-    table: Arc<Table>,
+    active: Arc<()>,
 }
 
 impl Fault for BatchVariant {
     fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
-        let row = Row::new(&self.table);
+        let own = Arc::clone(&self.active);
         let mut streamed = 0;
         at_tokens(outputs, move |chunk| {
-            if streamed >= DIFFERS_FROM && row.neighbours() > 0 {
+            if streamed >= DIFFERS_FROM && others(&own) > 1 {
                 chunk.token_ids.iter_mut().for_each(|token| *token ^= 1);
             }
             streamed += chunk.len();
@@ -152,7 +148,7 @@ impl Fault for MixedPrefill {
         let short_prompts = Arc::clone(&self.short_prompts);
         short_prompts.fetch_add(u64::from(!is_long), Ordering::Relaxed);
         let before = short_prompts.load(Ordering::Relaxed);
-        let is_joined = !is_long && Arc::strong_count(&self.prefilling) > 1;
+        let is_joined = !is_long && others(&self.prefilling) > 0;
         let mut prefill = is_long.then(|| Arc::clone(&self.prefilling));
         let mut is_first = true;
         raw(outputs.map(move |mut item| {

@@ -1,7 +1,6 @@
 //! Requests that disturb each other: by locks, by shared memory, by blocking the runtime, by slowing each other down.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -9,8 +8,7 @@ use genset_backend_common::{Output, OutputStream};
 use parking_lot::Condvar;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use super::Place;
-use crate::mutants::fault::{Call, Fault, raw};
+use crate::mutants::fault::{Call, Fault, others, raw};
 
 /// Whether the engine runs on several threads. Faults that wait in real time occur only there, so that a run of all checks
 /// stays short.
@@ -22,18 +20,19 @@ fn is_multi_thread() -> bool {
 #[derive(Default)]
 pub(super) struct BothOrders {
     locks: Arc<[tokio::sync::Mutex<()>; 2]>,
-    active: Arc<AtomicU32>,
+    active: Arc<()>,
 }
 
 /// The number of concurrent requests from which on the locks are used.
-const FULL_BATCH: u32 = 10;
+const FULL_BATCH: usize = 10;
 
 impl Fault for BothOrders {
     fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
-        let place = Place::taken(&self.active);
-        let is_batched = place.index + 1 >= FULL_BATCH && !is_multi_thread();
+        let before = others(&self.active);
+        let place = Arc::clone(&self.active);
+        let is_batched = before + 1 >= FULL_BATCH && !is_multi_thread();
         let locks = Arc::clone(&self.locks);
-        let parity = usize::from(place.index.is_multiple_of(2));
+        let parity = usize::from(before.is_multiple_of(2));
         raw(outputs.then(move |item| {
             // The stream owns the place as long as it lives.
             let _ = &place;
@@ -137,7 +136,7 @@ fn block(time: Duration) {
 /// The time of each step is quadratic in the number of running requests.
 #[derive(Default)]
 pub(super) struct AntiScaling {
-    active: Arc<AtomicU32>,
+    active: Arc<()>,
 }
 
 const STEP: Duration = Duration::from_millis(1);
@@ -145,14 +144,15 @@ const STEP: Duration = Duration::from_millis(1);
 impl Fault for AntiScaling {
     fn answer(&self, call: &Call, mut outputs: OutputStream) -> OutputStream {
         let ctx = call.ctx.clone();
-        let place = Place::taken(&self.active);
+        let place = Arc::clone(&self.active);
         let mut wait = None;
         // The wrapped stream handles the cancel, so it is polled first.
         raw(stream::poll_fn(move |cx| {
             use std::task::Poll;
             if wait.is_none() && !ctx.is_cancelled() {
-                let active = place.active.load(Ordering::Relaxed);
-                wait = Some(Box::pin(tokio::time::sleep(STEP * (active * active - 1))));
+                let active = u32::try_from(others(&place)).unwrap_or(u32::MAX);
+                let slower = (active * active).saturating_sub(1);
+                wait = Some(Box::pin(tokio::time::sleep(STEP * slower)));
             }
             match wait.as_mut().map(|wait| wait.as_mut().poll(cx)) {
                 Some(Poll::Pending) if !ctx.is_cancelled() => Poll::Pending,
