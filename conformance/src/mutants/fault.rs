@@ -19,6 +19,8 @@ pub struct Call {
     pub request: GenerateRequest,
     /// Its context.
     pub ctx: RequestContext,
+    /// The declaration of the engine's first start; `None` before it.
+    pub config: Option<Arc<EngineConfig>>,
 }
 
 /// One fault. `inner` is the clean engine.
@@ -33,16 +35,13 @@ pub trait Fault: Send + Sync + 'static {
         inner: &Arc<dyn LLMEngine>,
         ctx: StartContext,
     ) -> Result<EngineConfig, EngineError> {
-        self.begin(&ctx);
-        let mut config = inner.start(ctx).await?;
-        self.declare(&mut config);
-        Ok(config)
+        inner.start(ctx).await
     }
 
-    /// What comes before a start. A fault with its own `start` does it there.
+    /// What comes before a start.
     fn begin(&self, _ctx: &StartContext) {}
 
-    /// Changes or keeps the declaration of a successful start. A fault with its own `start` does it there.
+    /// Changes or keeps the declaration of a successful start.
     fn declare(&self, _config: &mut EngineConfig) {}
 
     /// In place of the clean engine's answer.
@@ -55,14 +54,10 @@ pub trait Fault: Send + Sync + 'static {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let mut call = Call { request, ctx };
-        self.ask(&mut call)?;
-        let (request, ctx) = (call.request.clone(), call.ctx.clone());
-        let outputs = inner.generate(request, ctx).await?;
-        Ok(self.answer(&call, outputs))
+        inner.generate(request, ctx).await
     }
 
-    /// Changes what the clean engine is asked. A fault with its own `generate` does it there.
+    /// Changes what the clean engine is asked.
     ///
     /// # Errors
     /// Refuses the request.
@@ -70,7 +65,7 @@ pub trait Fault: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Changes the clean engine's answer to `call`. A fault with its own `generate` does it there.
+    /// Changes the clean engine's answer to `call`.
     fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
         outputs
     }
@@ -110,12 +105,17 @@ pub trait Fault: Send + Sync + 'static {
 struct Faulty<F> {
     inner: Arc<dyn LLMEngine>,
     fault: F,
+    config: OnceLock<Arc<EngineConfig>>,
 }
 
 #[async_trait]
 impl<F: Fault> LLMEngine for Faulty<F> {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        self.fault.start(&self.inner, ctx).await
+        self.fault.begin(&ctx);
+        let mut config = self.fault.start(&self.inner, ctx).await?;
+        self.fault.declare(&mut config);
+        self.config.get_or_init(|| Arc::new(config.clone()));
+        Ok(config)
     }
 
     async fn generate(
@@ -123,7 +123,16 @@ impl<F: Fault> LLMEngine for Faulty<F> {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        self.fault.generate(&self.inner, request, ctx).await
+        let config = self.config.get().cloned();
+        let mut call = Call {
+            request,
+            ctx,
+            config,
+        };
+        self.fault.ask(&mut call)?;
+        let (request, ctx) = (call.request.clone(), call.ctx.clone());
+        let outputs = self.fault.generate(&self.inner, request, ctx).await?;
+        Ok(self.fault.answer(&call, outputs))
     }
 
     async fn abort(&self, ctx: &RequestContext) {
@@ -149,6 +158,7 @@ pub fn faulty(subject: Subject, fault: impl Fault) -> Subject {
         engine: Arc::new(Faulty {
             inner: subject.engine,
             fault,
+            config: OnceLock::new(),
         }),
         ..subject
     }
@@ -206,22 +216,15 @@ pub(super) fn ended(clean: &Clean, scenario: &Scenario, change: fn(&mut Finished
 }
 
 /// Checks requests on the engine's side.
-struct Remote<C> {
-    check: C,
-    config: OnceLock<EngineConfig>,
-}
+struct Remote<C>(C);
 
 impl<C> Fault for Remote<C>
 where
     C: Fn(&EngineConfig, &mut GenerateRequest) -> Result<(), EngineError> + Send + Sync + 'static,
 {
-    fn declare(&self, config: &mut EngineConfig) {
-        self.config.get_or_init(|| config.clone());
-    }
-
     fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
-        match self.config.get() {
-            Some(config) => (self.check)(config, &mut call.request),
+        match &call.config {
+            Some(config) => (self.0)(config, &mut call.request),
             None => Ok(()),
         }
     }
@@ -236,8 +239,7 @@ pub(super) fn remote(
     + Sync
     + 'static,
 ) -> Subject {
-    let config = OnceLock::new();
-    with_fault(clean, scenario, Remote { check, config }).checking_itself()
+    with_fault(clean, scenario, Remote(check)).checking_itself()
 }
 
 /// As [`remote`], with a right check after `mend` has made bad requests acceptable.

@@ -1,7 +1,7 @@
 //! Faults that the checks of FN catch.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
@@ -55,7 +55,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "context-slides",
         stands_for: "max_tokens is honoured at the price of the context: the window slides over the prompt's KV blocks",
         killed_by: &["FN05", "FN15"],
-        build: |clean, scenario| with_fault(clean, scenario, ContextSlides::default()),
+        build: |clean, scenario| with_fault(clean, scenario, ContextSlides),
     },
     Mutant {
         name: "length-on-eos",
@@ -149,22 +149,13 @@ fn divide_by_prompt(_: &EngineConfig, request: &mut GenerateRequest) {
     }
 }
 
-#[derive(Default)]
-struct ContextSlides {
-    context_length: OnceLock<u32>,
-}
+struct ContextSlides;
 
 impl Fault for ContextSlides {
-    fn declare(&self, config: &mut EngineConfig) {
-        self.context_length
-            .get_or_init(|| config.context_length_tokens);
-    }
-
     fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
         let wanted = call.request.stop.max_tokens.unwrap_or(0);
-        if let (Some(context), Input::Tokens(tokens)) =
-            (self.context_length.get(), &mut call.request.input)
-            && call.ctx.prompt_tokens().saturating_add(wanted) > *context
+        if let (Some(config), Input::Tokens(tokens)) = (&call.config, &mut call.request.input)
+            && call.ctx.prompt_tokens().saturating_add(wanted) > config.context_length_tokens
         {
             let surplus = tokens.len().min(usize::try_from(wanted).unwrap_or(0));
             tokens.drain(..surplus);

@@ -1,13 +1,13 @@
 //! Faults that show only after the first dozen tokens: of an answer, of a list, of a prompt, of the context.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, TokenId, async_trait,
+    EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream, RequestContext, TokenId,
+    async_trait,
 };
 use parking_lot::Mutex;
 
@@ -141,7 +141,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "one-short-of-the-context",
         stands_for: "a KV slot kept for a token that never comes",
         killed_by: &["FN15"],
-        build: |clean, scenario| with_fault(clean, scenario, OneShort::default()),
+        build: |clean, scenario| with_fault(clean, scenario, OneShort),
     },
     Mutant {
         name: "answers-counted-in-a-byte",
@@ -251,18 +251,12 @@ impl Fault for Stopping {
 }
 
 /// Leaves the last token of the context unused.
-#[derive(Default)]
-struct OneShort {
-    context: OnceLock<u32>,
-}
+struct OneShort;
 
 impl Fault for OneShort {
-    fn declare(&self, config: &mut EngineConfig) {
-        self.context.get_or_init(|| config.context_length_tokens);
-    }
-
     fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
-        let context = self.context.get().copied().unwrap_or(u32::MAX);
+        let config = call.config.as_ref();
+        let context = config.map_or(u32::MAX, |config| config.context_length_tokens);
         let prompt_tokens = call.ctx.prompt_tokens();
         let room = context.saturating_sub(prompt_tokens + 1).max(1);
         let max_tokens = &mut call.request.stop.max_tokens;
@@ -278,7 +272,6 @@ const BLOCK: usize = 16;
 struct Warm {
     key: fn(&[TokenId]) -> Vec<TokenId>,
     known: Mutex<BTreeSet<Vec<TokenId>>>,
-    vocab_size: OnceLock<u32>,
 }
 
 impl Warm {
@@ -286,24 +279,19 @@ impl Warm {
         Self {
             key,
             known: Mutex::default(),
-            vocab_size: OnceLock::new(),
         }
     }
 }
 
 impl Fault for Warm {
-    fn declare(&self, config: &mut EngineConfig) {
-        let vocab_size = config.vocab_size.map_or(1, std::num::NonZeroU32::get);
-        self.vocab_size.get_or_init(|| vocab_size);
-    }
-
     fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
         if let Input::Tokens(prompt) = &mut call.request.input
             && prompt.len() >= 2 * BLOCK
             && !self.known.lock().insert((self.key)(prompt))
             && let Some(last) = prompt.last_mut()
         {
-            *last = (*last + 1) % self.vocab_size.get().copied().unwrap_or(1);
+            let vocab_size = call.config.as_ref().and_then(|config| config.vocab_size);
+            *last = (*last + 1) % vocab_size.unwrap_or(std::num::NonZeroU32::MIN);
         }
         Ok(())
     }

@@ -53,7 +53,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "early-request-panics",
         stands_for: "a scheduler that is taken for granted: the first request before the end of the load is an unwrap on None",
         killed_by: &["LC03"],
-        build: |clean, scenario| with_fault(clean, scenario, PanicsBeforeStart::default()),
+        build: |clean, scenario| with_fault(clean, scenario, PanicsBeforeStart),
     },
     Mutant {
         name: "config-flaps",
@@ -153,28 +153,11 @@ impl Fault for DoublesOnStart {
     }
 }
 
-#[derive(Default)]
-struct PanicsBeforeStart {
-    is_started: AtomicBool,
-}
+struct PanicsBeforeStart;
 
-#[async_trait]
 impl Fault for PanicsBeforeStart {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let started = inner.start(ctx).await;
-        self.is_started.store(true, Ordering::Release);
-        started
-    }
-
-    fn ask(&self, _call: &mut Call) -> Result<(), EngineError> {
-        assert!(
-            self.is_started.load(Ordering::Acquire),
-            "the scheduler is not there yet"
-        );
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        assert!(call.config.is_some(), "the scheduler is not there yet");
         Ok(())
     }
 }
@@ -219,9 +202,11 @@ impl Fault for InternalForRoles {
         if ctx.role != Role::Aggregated {
             return Err(EngineError::internal("the engine failed to start"));
         }
-        let mut config = inner.start(ctx).await?;
+        inner.start(ctx).await
+    }
+
+    fn declare(&self, config: &mut EngineConfig) {
         config.capabilities.roles.clear();
-        Ok(config)
     }
 }
 

@@ -4,16 +4,15 @@ mod buffers;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{
-    EngineConfig, EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream,
-    async_trait,
+    EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream, async_trait,
 };
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -57,7 +56,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "padded-vocabulary",
         stands_for: "an embedding table padded to a round size, whose padding rows are sampled too",
         killed_by: &["RD01", "ST06"],
-        build: |clean, scenario| with_fault(clean, scenario, PaddedVocabulary::default()),
+        build: |clean, scenario| with_fault(clean, scenario, PaddedVocabulary),
     },
     Mutant {
         name: "siblings-collide",
@@ -225,19 +224,12 @@ impl Fault for TokensAfterError {
     }
 }
 
-#[derive(Default)]
-struct PaddedVocabulary {
-    vocab_size: OnceLock<u32>,
-}
+struct PaddedVocabulary;
 
 impl Fault for PaddedVocabulary {
-    fn declare(&self, config: &mut EngineConfig) {
-        self.vocab_size
-            .get_or_init(|| config.vocab_size.map_or(0, NonZeroU32::get));
-    }
-
-    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
-        let vocab_size = self.vocab_size.get().copied().unwrap_or(0);
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let vocab_size = call.config.as_ref().and_then(|config| config.vocab_size);
+        let vocab_size = vocab_size.map_or(0, NonZeroU32::get);
         raw(outputs.enumerate().map(move |(place, item)| match item {
             Ok(output) if place == 0 && output == Output::from(0) => Ok(Output::from(vocab_size)),
             item => item,
