@@ -439,12 +439,12 @@ impl std::fmt::Debug for Trial {
 
 #[cfg(test)]
 mod tests {
-    use genset_backend_common::{
-        EngineConfig, EngineError, GenerateRequest, OutputStream, RequestContext, async_trait,
-    };
+    use genset_backend_common::{EngineError, async_trait};
     use tokio::time::Instant;
 
     use super::*;
+    use crate::mutants::capable::capable;
+    use crate::mutants::fault::{Fault, faulty};
 
     fn trial() -> Trial {
         let factory = |_: &Scenario| -> Subject { unreachable!("no engine is built") };
@@ -484,23 +484,11 @@ mod tests {
     }
 
     #[async_trait]
-    impl LLMEngine for GivesBack {
-        async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-            Ok(EngineConfig::new("gives-back", 16))
-        }
-
-        async fn generate(
-            &self,
-            _request: GenerateRequest,
-            _ctx: RequestContext,
-        ) -> Result<OutputStream, EngineError> {
-            Err(EngineError::internal("nothing is asked"))
-        }
-
-        async fn cleanup(&self) -> Result<(), EngineError> {
+    impl Fault for GivesBack {
+        async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
             tokio::time::sleep(self.time).await;
             self.is_free.store(true, Ordering::Relaxed);
-            Ok(())
+            inner.cleanup().await
         }
     }
 
@@ -508,9 +496,9 @@ mod tests {
     async fn is_free_after(time: Duration) -> bool {
         let is_free = Arc::new(AtomicBool::new(false));
         let held = Arc::clone(&is_free);
-        let factory = move |_: &Scenario| GivesBack {
-            time,
-            is_free: Arc::clone(&held),
+        let factory = move |scenario: &Scenario| {
+            let is_free = Arc::clone(&held);
+            faulty(capable(scenario), GivesBack { time, is_free })
         };
         let (limits, variation) = (Limits::default(), Variation::default());
         let trial = Trial::new(Arc::new(factory), "LC01", limits, variation);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    StartContext, async_trait,
+    async_trait,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use tokio::sync::{Mutex, Semaphore};
@@ -17,8 +17,9 @@ use super::find;
 use crate::check::CheckResult;
 use crate::limits::Limits;
 use crate::mutants::Clean;
+use crate::mutants::fault::{Fault, faulty, held_to_end};
 use crate::mutants::slotted::slotted;
-use crate::subject::{Factory, Scenario};
+use crate::subject::{Factory, Scenario, Subject};
 use crate::trial::{Trial, Variation};
 
 /// The time per item.
@@ -27,62 +28,53 @@ const ITEM: Duration = Duration::from_millis(30);
 /// The number of items of the warm-up requests, including their ends.
 const WARM_UP_ITEMS: u32 = 15;
 
-/// An engine that computes one token at a time, however many requests run. Requests beyond its seats wait inside `generate`.
+/// Computes one token at a time, however many requests run. Requests beyond the engine's seats wait inside `generate`.
 struct Turns {
-    inner: SampleEngine,
     seats: Option<u32>,
     free: Arc<Semaphore>,
     device: Arc<Mutex<()>>,
 }
 
-impl Turns {
-    fn new(seats: Option<u32>) -> Self {
-        let args = SampleArgs {
-            vocab_size: 1000,
-            token_delay_ms: 0,
-        };
-        let free = seats.and_then(|seats| usize::try_from(seats).ok());
-        Self {
-            inner: SampleEngine::from_args(&args),
-            seats,
-            free: Arc::new(Semaphore::new(free.unwrap_or(Semaphore::MAX_PERMITS))),
-            device: Arc::default(),
-        }
-    }
+/// The sample engine, which takes turns.
+fn turns(seats: Option<u32>) -> Subject {
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: 0,
+    };
+    let free = seats.and_then(|seats| usize::try_from(seats).ok());
+    let turns = Turns {
+        seats,
+        free: Arc::new(Semaphore::new(free.unwrap_or(Semaphore::MAX_PERMITS))),
+        device: Arc::default(),
+    };
+    faulty(SampleEngine::from_args(&args).into(), turns)
 }
 
 #[async_trait]
-impl LLMEngine for Turns {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let mut config = self.inner.start(ctx).await?;
+impl Fault for Turns {
+    fn declare(&self, config: &mut EngineConfig) {
         config.max_num_seqs = self.seats;
-        Ok(config)
     }
 
     async fn generate(
         &self,
+        inner: &Arc<dyn LLMEngine>,
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let mut seat = Arc::clone(&self.free).acquire_owned().await.ok();
-        let outputs = self.inner.generate(request, ctx).await?;
+        let seat = Arc::clone(&self.free).acquire_owned().await.ok();
+        let outputs = inner.generate(request, ctx).await?;
         let device = Arc::clone(&self.device);
         let items = outputs.then(move |item| {
-            let is_last = !matches!(&item, Ok(output) if !output.is_terminal());
-            let given_back = if is_last { seat.take() } else { None };
             let device = Arc::clone(&device);
             async move {
                 let _turn = device.lock().await;
                 tokio::time::sleep(ITEM).await;
-                drop(given_back);
                 item
             }
         });
-        Ok(OutputStream::from_raw(Box::pin(items)))
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.inner.cleanup().await
+        let items = OutputStream::from_raw(Box::pin(items));
+        Ok(held_to_end(items, seat))
     }
 }
 
@@ -95,9 +87,9 @@ async fn tried(id: &str, factory: impl Factory) -> CheckResult {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_has_the_time_of_those_before() {
-    let clean: Clean = Arc::new(|_: &Scenario| Turns::new(None));
+    let clean: Clean = Arc::new(|_: &Scenario| turns(None));
     let queue = move |scenario: &Scenario| slotted(&clean, scenario);
     assert_eq!(tried("CC12", queue).await, Ok(()));
-    let seats = |_: &Scenario| Turns::new(Some(32));
+    let seats = |_: &Scenario| turns(Some(32));
     assert_eq!(tried("MT06", seats).await, Ok(()));
 }
