@@ -132,7 +132,6 @@ const BLOCK_TOKENS: u64 = 16;
 
 /// A counter of requests and a load, wrong in one way.
 struct Publishes {
-    flaw: Flaw,
     requests: Counter,
     running: Arc<Running>,
 }
@@ -148,7 +147,6 @@ struct Running {
 impl Publishes {
     fn with(flaw: Flaw) -> Self {
         Self {
-            flaw,
             requests: Counter::default(),
             running: Arc::new(Running {
                 flaw,
@@ -198,7 +196,7 @@ impl Fault for Publishes {
     fn begin(&self, ctx: &StartContext) {
         let help = "Requests taken";
         let name = "genset_sample_requests";
-        if self.flaw == Flaw::SlowScrape {
+        if self.running.flaw == Flaw::SlowScrape {
             let help = "Blocks in use";
             ctx.metrics
                 .register("genset_sample_blocks", help, AsksTheEngine);
@@ -208,7 +206,7 @@ impl Fault for Publishes {
     }
 
     fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
-        if self.requests.inc() == 3 && self.flaw == Flaw::CounterResets {
+        if self.requests.inc() == 3 && self.running.flaw == Flaw::CounterResets {
             self.requests.inner().store(0, Ordering::Release);
         }
         self.running.change(|requests| requests + 1);

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use genset_backend_common::kv::{BlockHash, hash_block, hash_blocks, salt_root};
 use genset_backend_common::output::{Finish, TokenChunk, TokenLogprob};
@@ -26,7 +26,7 @@ const NOISE: f32 = 8.0;
 /// A seat among the running requests, with its KV blocks. Dropping it frees both.
 struct Seat {
     counters: Arc<Counters>,
-    blocks: AtomicU64,
+    blocks: u64,
 }
 
 impl Seat {
@@ -34,28 +34,29 @@ impl Seat {
         counters.active.fetch_add(1, Ordering::AcqRel);
         Self {
             counters: Arc::clone(counters),
-            blocks: AtomicU64::new(0),
+            blocks: 0,
         }
     }
 
     /// Leaves the blocks counted forever.
-    fn forget_blocks(&self) {
-        self.blocks.store(0, Ordering::Release);
+    fn forget_blocks(&mut self) {
+        self.blocks = 0;
     }
 
-    fn hold_tokens(&self, tokens: usize) {
+    fn hold_tokens(&mut self, tokens: usize) {
         let blocks = u64::try_from(tokens)
             .unwrap_or(0)
             .div_ceil(u64::from(BLOCK_SIZE));
-        let more = blocks - self.blocks.swap(blocks, Ordering::AcqRel);
+        let more = blocks - std::mem::replace(&mut self.blocks, blocks);
         self.counters.blocks.fetch_add(more, Ordering::AcqRel);
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let blocks = self.blocks.load(Ordering::Acquire);
-        self.counters.blocks.fetch_sub(blocks, Ordering::AcqRel);
+        self.counters
+            .blocks
+            .fetch_sub(self.blocks, Ordering::AcqRel);
         self.counters.active.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -110,7 +111,7 @@ impl Decoder {
         if request.output.logprobs.is_some() {
             *running.logprobs.lock() = request.output.logprobs;
         }
-        let seat = Seat::new(&running.counters);
+        let mut seat = Seat::new(&running.counters);
         seat.hold_tokens(tokens.len());
         let salt = request.cache_salt.as_deref();
         let salt = salt.filter(|_| running.flaw != Flaw::SaltIgnored);
@@ -220,7 +221,7 @@ impl Decoder {
                 {
                     chunk.token_ids.extend(more.token_ids);
                 }
-                let blocks = self.seat.blocks.load(Ordering::Acquire);
+                let blocks = self.seat.blocks;
                 Finish::length()
                     .with_last(chunk)
                     .with_cached_tokens(self.cached_tokens)
