@@ -6,7 +6,7 @@ use genset_backend_common::{
 };
 
 use crate::answer::{Answer, Generated};
-use crate::check::{Check, CheckResult, Stop, check, ensure, skip};
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
 mod beside;
@@ -149,18 +149,40 @@ async fn different_seeds(trial: Trial) -> CheckResult {
             "the engine seems to have one possible next token"
         );
     }
-    let mut answers = Vec::new();
-    for seed in 0..8 {
-        let mut request = free(&live, 0);
-        request.sampling.seed = Some(seed);
-        answers.push(generated(&live, request).await?);
+    match only_answer(&live, (0..TRIES).map(|seed| seeded(&live, seed))).await? {
+        Some(answer) => fail!("{TRIES} seeds gave one answer: {answer:?}"),
+        None => Ok(()),
     }
-    ensure!(
-        answers.iter().any(|answer| *answer != answers[0]),
-        "eight seeds gave one answer: {:?}",
-        answers[0]
-    );
-    Ok(())
+}
+
+/// The number of requests, whose answers must not all be equal.
+const TRIES: u64 = 8;
+
+/// A request that chooses freely, with a seed.
+fn seeded(live: &Live, seed: u64) -> GenerateRequest {
+    let mut request = free(live, 0);
+    request.sampling.seed = Some(seed);
+    request
+}
+
+/// The answer to all of these requests; `None` if they are answered in different ways.
+async fn only_answer(
+    live: &Live,
+    requests: impl Iterator<Item = GenerateRequest>,
+) -> Result<Option<Generated>, Stop> {
+    let mut first = None;
+    for request in requests {
+        let answer = generated(live, request).await?;
+        if *first.get_or_insert_with(|| answer.clone()) != answer {
+            return Ok(None);
+        }
+    }
+    Ok(first)
+}
+
+/// The answer to requests without a seed, if it is always the same.
+async fn only_unseeded(live: &Live) -> Result<Option<Generated>, Stop> {
+    only_answer(live, (0..TRIES).map(|_| free(live, 0))).await
 }
 
 /// Whether there is more than one possible next token: its log probabilities show it, or requests without a seed differ.
@@ -171,13 +193,7 @@ async fn has_a_choice(live: &Live) -> Result<bool, Stop> {
         let answer = live.answer(request).await?;
         return Ok(answer.logprobs().iter().any(|at| at.logprob < -0.1));
     }
-    let first = generated(live, free(live, 0)).await?;
-    for _ in 0..7 {
-        if generated(live, free(live, 0)).await? != first {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Ok(only_unseeded(live).await?.is_none())
 }
 
 /// The default is greedy for most engines, but may be documented otherwise; it counts only if it repeats itself.
@@ -489,11 +505,7 @@ async fn undeclared(trial: Trial) -> CheckResult {
             },
         };
         match accepted {
-            Ok(item) => {
-                return Err(Stop::Fail(format!(
-                    "{name} is not declared, yet it was accepted: {item:?}"
-                )));
-            }
+            Ok(item) => fail!("{name} is not declared, yet it was accepted: {item:?}"),
             Err(error) => ensure!(
                 error.kind() == ErrorKind::Unsupported,
                 "{name} is not declared and was refused as {}, not as unsupported",

@@ -2,8 +2,8 @@
 
 use genset_backend_common::{GenerateRequest, config::SamplingOption};
 
-use super::{free, generated, greedy, has_a_choice};
-use crate::check::{CheckResult, Stop, ensure, skip};
+use super::{TRIES, free, generated, greedy, has_a_choice, only_answer, only_unseeded, seeded};
+use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
 /// A `top_p` that keeps only the best token.
@@ -39,9 +39,6 @@ pub(super) async fn narrowed_to_one(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// The number of requests, whose answers must not all be equal.
-const TRIES: u64 = 8;
-
 pub(super) async fn unseeded_differ(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     live.needs(SamplingOption::Temperature)?;
@@ -51,31 +48,18 @@ pub(super) async fn unseeded_differ(trial: Trial) -> CheckResult {
             "the engine seems to have one possible next token"
         );
     }
-    let first = generated(&live, free(&live, 0)).await?;
-    for _ in 1..TRIES {
-        if generated(&live, free(&live, 0)).await? != first {
-            return Ok(());
+    match only_unseeded(&live).await? {
+        Some(answer) => {
+            fail!("{TRIES} requests without a seed were all answered by {answer:?}")
         }
+        None => Ok(()),
     }
-    Err(Stop::Fail(format!(
-        "{TRIES} requests without a seed were all answered by {first:?}"
-    )))
 }
 
 async fn seeds_differ(live: &Live) -> Result<bool, Stop> {
     if !live.can(SamplingOption::Seed) {
         return Ok(false);
     }
-    let seeded = |seed| {
-        let mut request = free(live, 0);
-        request.sampling.seed = Some(seed);
-        generated(live, request)
-    };
-    let first = seeded(0).await?;
-    for seed in 1..TRIES {
-        if seeded(seed).await? != first {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let seeded = (0..TRIES).map(|seed| seeded(live, seed));
+    Ok(only_answer(live, seeded).await?.is_none())
 }
