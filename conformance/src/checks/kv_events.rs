@@ -96,6 +96,25 @@ impl Index {
         self.until(live, "the publication of a prompt's blocks", is_live)
             .await
     }
+
+    async fn until_any(&mut self, live: &Live) -> CheckResult {
+        let what = "the publication of any block";
+        self.until(live, what, |index| index.stored > 0).await
+    }
+
+    /// The blocks of a sequence must be stored each after the one before it, unless they were evicted meanwhile.
+    fn ensure_parents(&self, blocks: &[BlockHash], whose: &str) -> CheckResult {
+        for (place, block) in blocks.iter().enumerate() {
+            let expected = place.checked_sub(1).map(|before| blocks[before]);
+            if let Some(parent) = self.live.get(block) {
+                ensure!(
+                    *parent == expected,
+                    "block {place} of {whose} was stored after {parent:?}, not after {expected:?}"
+                );
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The number of tokens per block, which every check of this group needs.
@@ -174,11 +193,7 @@ async fn fill(live: &Live, index: &mut Index) -> CheckResult {
         send(live, &prompt).await?;
         index.read()?;
     }
-    index
-        .until(live, "the publication of any block", |index| {
-            index.stored > 0
-        })
-        .await
+    index.until_any(live).await
 }
 
 async fn every_request_published(trial: Trial) -> CheckResult {
@@ -211,15 +226,7 @@ async fn parent_chains(trial: Trial) -> CheckResult {
         let prompt_blocks = chain(&live, &prompt);
         index.until_live(&live, &prompt_blocks).await?;
         let whole = chain(&live, &[prompt, generated].concat());
-        for (place, block) in whole.iter().enumerate() {
-            let expected = place.checked_sub(1).map(|before| whole[before]);
-            if let Some(parent) = index.live.get(block) {
-                ensure!(
-                    *parent == expected,
-                    "block {place} of a sequence was stored after {parent:?}, not after {expected:?}"
-                );
-            }
-        }
+        index.ensure_parents(&whole, "a sequence")?;
     }
     ensure!(
         index.orphans.is_empty(),
@@ -253,17 +260,7 @@ async fn own_parent_each(trial: Trial) -> CheckResult {
             fail!("a plain request ended with {:?}", answer.error());
         }
         index.read()?;
-        let blocks = chain(&live, prompt);
-        for (place, block) in blocks.iter().enumerate() {
-            let expected = place.checked_sub(1).map(|before| blocks[before]);
-            // The block may have been evicted meanwhile.
-            if let Some(parent) = index.live.get(block) {
-                ensure!(
-                    *parent == expected,
-                    "beside other prompts, block {place} of a prompt was stored after {parent:?}, not after {expected:?}"
-                );
-            }
-        }
+        index.ensure_parents(&chain(&live, prompt), "a prompt beside others")?;
     }
     Ok(())
 }
@@ -311,11 +308,7 @@ async fn no_storm(trial: Trial) -> CheckResult {
         send(&live, &live.prompt(blocks * size, seed)).await?;
     }
     // A subscriber that was busy all the time.
-    index
-        .until(&live, "the publication of any block", |index| {
-            index.stored > 0
-        })
-        .await
+    index.until_any(&live).await
 }
 
 async fn clear(trial: Trial) -> CheckResult {
