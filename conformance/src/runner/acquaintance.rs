@@ -212,29 +212,26 @@ async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {
 async fn meet(trial: Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> {
     let live = trial.start().await?;
     let can = &live.config.capabilities;
-    let mut profiles = vec![Profile::Tokens];
-    profiles.extend((!can.sampling.is_empty()).then_some(Profile::Sampling));
-    profiles.extend(can.max_logprobs.map(|_| Profile::Logprobs));
-    profiles.extend((!can.guided.is_empty()).then_some(Profile::Guided));
-    profiles.extend(can.kv_events.then_some(Profile::KvEvents));
     let is_split = can.roles.contains(&Role::Prefill) && can.roles.contains(&Role::Decode);
-    profiles.extend(is_split.then_some(Profile::Disaggregated));
-    profiles.extend((can.resume || can.resume_as_prompt).then_some(Profile::Resume));
-    profiles.extend(
-        live.subject
-            .process
-            .is_some()
-            .then_some(Profile::Subprocess),
-    );
     let takes = |kind: InputKind| can.inputs.contains(&kind);
-    profiles.extend(takes(InputKind::Embed).then_some(Profile::Embeddings));
-    profiles.extend(takes(InputKind::Score).then_some(Profile::Scores));
-    let has_controls = live.subject.engine.controls().is_some();
-    profiles.extend(has_controls.then_some(Profile::Controls));
-    profiles.extend(can.adapters.then_some(Profile::Adapters));
-    let has_ranks = live.config.data_parallel_size > 1;
-    profiles.extend(has_ranks.then_some(Profile::Ranks));
-    profiles.extend(can.whole_bodies.then_some(Profile::Bodies));
+    let declared = [
+        (true, Profile::Tokens),
+        (!can.sampling.is_empty(), Profile::Sampling),
+        (can.max_logprobs.is_some(), Profile::Logprobs),
+        (!can.guided.is_empty(), Profile::Guided),
+        (can.kv_events, Profile::KvEvents),
+        (is_split, Profile::Disaggregated),
+        (can.resume || can.resume_as_prompt, Profile::Resume),
+        (live.subject.process.is_some(), Profile::Subprocess),
+        (takes(InputKind::Embed), Profile::Embeddings),
+        (takes(InputKind::Score), Profile::Scores),
+        (live.subject.engine.controls().is_some(), Profile::Controls),
+        (can.adapters, Profile::Adapters),
+        (live.config.data_parallel_size > 1, Profile::Ranks),
+        (can.whole_bodies, Profile::Bodies),
+    ];
+    let profiles = declared.into_iter().filter(|(is_declared, _)| *is_declared);
+    let profiles = profiles.map(|(_, profile)| profile).collect();
     let engine = EngineReport {
         name: live.config.model.clone(),
         capabilities: Some(can.clone()),
