@@ -77,15 +77,14 @@ const THRONG: u32 = 12;
 
 async fn on_one_thread(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let answers = (0..THRONG).map(|index| {
-        let live = &live;
-        async move {
-            let max_tokens = 3 + index % 4;
-            let answer = live.answer(request(live, 4, u64::from(index), max_tokens));
-            ensure_complete(&answer.await?, max_tokens, "one of several answers")
-        }
-    });
+    let answers = (0..THRONG).map(|index| one_of_several(&live, index));
     join_all(answers).await.into_iter().collect()
+}
+
+async fn one_of_several(live: &Live, index: u32) -> CheckResult {
+    let max_tokens = 3 + index % 4;
+    let answer = live.answer(request(live, 4, u64::from(index), max_tokens));
+    ensure_complete(&answer.await?, max_tokens, "one of several answers")
 }
 
 async fn on_several_threads(trial: Trial) -> CheckResult {
@@ -93,11 +92,7 @@ async fn on_several_threads(trial: Trial) -> CheckResult {
     let mut tasks = JoinSet::new();
     for index in 0..THRONG {
         let live = live.clone();
-        tasks.spawn(async move {
-            let max_tokens = 3 + index % 4;
-            let answer = live.answer(request(&live, 4, u64::from(index), max_tokens));
-            ensure_complete(&answer.await?, max_tokens, "one of several answers")
-        });
+        tasks.spawn(async move { one_of_several(&live, index).await });
     }
     while let Some(joined) = tasks.join_next().await {
         joined.map_err(|error| Stop::Fail(format!("a task that read an answer: {error}")))??;

@@ -47,10 +47,9 @@ impl Foretold {
     }
 
     fn at(live: &Live, request: GenerateRequest, tokens: Vec<TokenId>, place: usize) -> Self {
-        let vocab_size = live.config.vocab_size;
         Self {
             request,
-            vocab_size: vocab_size.map_or(u32::MAX, std::num::NonZeroU32::get),
+            vocab_size: live.vocab_size(),
             token: tokens[place],
             place: u32::try_from(place).unwrap_or(u32::MAX),
             tokens,

@@ -1,7 +1,5 @@
 //! The reference model: what the contract allows an engine and its streams in each state. Pure; the driver consults it.
 
-use std::num::NonZeroU32;
-
 use genset_backend_common::output::{Finished, Violation};
 use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, TokenId};
 
@@ -97,7 +95,7 @@ impl StreamModel {
     pub(super) fn new(asked: Asked, live: &Live, accepted_in: Phase, is_alone: bool) -> Self {
         Self {
             asked,
-            vocab_size: live.config.vocab_size.map_or(u32::MAX, NonZeroU32::get),
+            vocab_size: live.vocab_size(),
             medium: live.medium(),
             accepted_in,
             is_alone,

@@ -72,6 +72,11 @@ impl Live {
         Ok(())
     }
 
+    /// The size of the vocabulary, or the largest possible if the engine does not know it.
+    pub(crate) fn vocab_size(&self) -> u32 {
+        self.config.vocab_size.map_or(u32::MAX, NonZeroU32::get)
+    }
+
     /// A token id of the engine's vocabulary that varies with `seed`.
     #[must_use]
     pub fn token(&self, seed: u64) -> TokenId {
@@ -136,7 +141,7 @@ impl Live {
     /// Makes the request draw from all tokens. Sets each narrowing option to its neutral value, since an engine's default may
     /// differ.
     pub(crate) fn draw_from_all(&self, request: &mut GenerateRequest) {
-        let all = self.config.vocab_size.map_or(u32::MAX, NonZeroU32::get);
+        let all = self.vocab_size();
         let sampling = &mut request.sampling;
         sampling.top_k = self.can(SamplingOption::TopK).then_some(all);
         sampling.top_p = self.can(SamplingOption::TopP).then_some(1.0);

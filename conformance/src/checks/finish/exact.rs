@@ -44,9 +44,7 @@ impl Known {
 
     /// `count` tokens that it does not contain, repeated if the vocabulary has too few; none if it has none.
     fn absent(&self, live: &Live, count: usize) -> Vec<TokenId> {
-        let vocab_size = live.config.vocab_size;
-        let vocab_size = vocab_size.map_or(u32::MAX, std::num::NonZeroU32::get);
-        let absent = (0..vocab_size).filter(|token| !self.tokens.contains(token));
+        let absent = (0..live.vocab_size()).filter(|token| !self.tokens.contains(token));
         let absent: Vec<TokenId> = absent.take(count).collect();
         absent.iter().copied().cycle().take(count).collect()
     }

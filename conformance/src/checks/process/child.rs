@@ -51,12 +51,7 @@ fn read(trial: &Trial, worker: &mut Worker, stream: u32) -> Result<Read, Stop> {
                 return Ok(read);
             }
             Arrival::Closed => fail!("the process closed its socket in the middle of an answer"),
-            Arrival::Item(..)
-            | Arrival::Config(_)
-            | Arrival::End(_)
-            | Arrival::Error(..)
-            | Arrival::Pong(_)
-            | Arrival::GoAway => {}
+            _ => {}
         }
     }
 }
@@ -222,12 +217,7 @@ fn until_ended(
                 fail!("a Cancel ended the stream beside it")
             }
             Arrival::Closed => fail!("a Cancel ended the process"),
-            Arrival::Item(..)
-            | Arrival::Config(_)
-            | Arrival::End(_)
-            | Arrival::Error(..)
-            | Arrival::Pong(_)
-            | Arrival::GoAway => {}
+            _ => {}
         }
     }
 }
