@@ -7,95 +7,48 @@
 
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// The beginning of a code point: at most three bytes that more bytes can still complete.
-#[derive(Debug, Clone, Copy, Default)]
-struct Fragment {
-    bytes: [u8; 4],
-    len: usize,
-}
-
-/// The result of adding a byte to a [`Fragment`]; the fragment is empty again unless `Incomplete`.
-enum Step {
-    Complete(char),
-    Incomplete,
-    /// The byte does not continue the fragment. It may begin another code point.
-    Broken,
-}
-
-impl Fragment {
-    fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    fn push(&mut self, byte: u8) -> Step {
-        self.bytes[self.len] = byte;
-        let len = std::mem::take(&mut self.len) + 1;
-        match str::from_utf8(&self.bytes[..len]) {
-            Ok(text) => text.chars().next().map_or(Step::Broken, Step::Complete),
-            // No error length: valid so far, so shorter than four bytes.
-            Err(error) if error.error_len().is_none() => {
-                self.len = len;
-                Step::Incomplete
-            }
-            Err(_) => Step::Broken,
-        }
-    }
-
-    /// Replaces the fragment by `bytes`, if they are the beginning of a code point.
-    fn try_start(&mut self, bytes: &[u8]) -> bool {
-        let starts = str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none());
-        if starts {
-            self.bytes[..bytes.len()].copy_from_slice(bytes);
-            self.len = bytes.len();
-        }
-        starts
-    }
+/// Whether more bytes can complete these as a code point.
+fn is_begun(bytes: &[u8]) -> bool {
+    str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
 /// [`String::from_utf8_lossy`] for bytes that arrive in pieces: for every split into `push`es, the
 /// outputs add up to its result for the whole.
 #[derive(Debug, Default)]
 pub(super) struct LossyUtf8 {
-    fragment: Fragment,
+    /// Between pushes, the beginning of a code point: at most three bytes.
+    held: Vec<u8>,
 }
 
 impl LossyUtf8 {
     /// Whether it waits for the rest of a code point.
     pub(super) fn holds_back(&self) -> bool {
-        !self.fragment.is_empty()
+        !self.held.is_empty()
     }
 
-    pub(super) fn push(&mut self, mut bytes: &[u8], out: &mut String) {
-        while !self.fragment.is_empty() {
-            let Some((&byte, rest)) = bytes.split_first() else {
-                return;
-            };
-            match self.fragment.push(byte) {
-                Step::Complete(c) => {
-                    out.push(c);
-                    bytes = rest;
-                }
-                Step::Incomplete => bytes = rest,
-                Step::Broken => out.push(REPLACEMENT), // and `byte` is checked again
-            }
-        }
-        let mut seen = 0;
-        for chunk in bytes.utf8_chunks() {
+    pub(super) fn push(&mut self, bytes: &[u8], out: &mut String) {
+        self.held.extend_from_slice(bytes);
+        let mut done = 0;
+        for chunk in self.held.utf8_chunks() {
             out.push_str(chunk.valid());
+            done += chunk.valid().len();
             let invalid = chunk.invalid();
-            seen += chunk.valid().len() + invalid.len();
-            let is_last = seen == bytes.len();
-            let is_held = is_last && self.fragment.try_start(invalid);
-            if !is_held && !invalid.is_empty() {
+            let is_last = done + invalid.len() == self.held.len();
+            if is_last && is_begun(invalid) {
+                break;
+            }
+            if !invalid.is_empty() {
                 out.push(REPLACEMENT);
+                done += invalid.len();
             }
         }
+        self.held.drain(..done);
     }
 
     /// Replaces an unfinished code point by U+FFFD. Called at the end of the bytes, and before text.
     pub(super) fn flush(&mut self, out: &mut String) {
-        if !self.fragment.is_empty() {
-            self.fragment = Fragment::default();
+        if !self.held.is_empty() {
+            self.held.clear();
             out.push(REPLACEMENT);
         }
     }
@@ -107,27 +60,26 @@ impl LossyUtf8 {
 /// UTF-8, each further byte is output at once.
 #[derive(Debug, Default)]
 pub(super) struct ByteRun {
-    /// The whole code points so far; meaningless once broken.
-    text: String,
-    fragment: Fragment,
-    /// The number of bytes held back.
-    held_bytes: usize,
+    held: Vec<u8>,
+    /// How many of the bytes held back are whole code points.
+    whole: usize,
     is_broken: bool,
 }
 
 impl ByteRun {
     /// Whether it waits for the end of the run.
     pub(super) fn holds_back(&self) -> bool {
-        self.held_bytes > 0
+        !self.held.is_empty()
     }
 
     pub(super) fn push(&mut self, byte: u8, out: &mut String) {
-        self.held_bytes += 1;
+        self.held.push(byte);
         if !self.is_broken {
-            match self.fragment.push(byte) {
-                Step::Complete(c) => self.text.push(c),
-                Step::Incomplete => {}
-                Step::Broken => self.is_broken = true,
+            let rest = &self.held[self.whole..];
+            if str::from_utf8(rest).is_ok() {
+                self.whole = self.held.len();
+            } else {
+                self.is_broken = !is_begun(rest);
             }
         }
         if self.is_broken {
@@ -137,23 +89,17 @@ impl ByteRun {
 
     /// Ends the run.
     pub(super) fn flush(&mut self, out: &mut String) {
-        if self.held_bytes == 0 && !self.is_broken {
-            return;
+        match str::from_utf8(&self.held) {
+            Ok(text) => out.push_str(text),
+            Err(_) => self.replace_held(out),
         }
-        if self.fragment.is_empty() && !self.is_broken {
-            out.push_str(&self.text);
-        } else {
-            self.replace_held(out);
-        }
-        self.text.clear();
-        self.fragment = Fragment::default();
-        self.held_bytes = 0;
+        self.held.clear();
+        self.whole = 0;
         self.is_broken = false;
     }
 
     fn replace_held(&mut self, out: &mut String) {
-        out.extend(std::iter::repeat_n(REPLACEMENT, self.held_bytes));
-        self.held_bytes = 0;
+        out.extend(self.held.drain(..).map(|_| REPLACEMENT));
     }
 }
 
@@ -210,25 +156,5 @@ mod tests {
             }
             prop_assert_eq!(out, ByteFallback::default().decode(tokens).unwrap());
         }
-    }
-
-    #[test]
-    fn a_code_point_comes_out_with_its_last_byte() {
-        let (mut lossy, mut out) = (LossyUtf8::default(), String::new());
-        for &byte in &"🦊".as_bytes()[..3] {
-            lossy.push(&[byte], &mut out);
-            assert_eq!(out, "");
-        }
-        lossy.push(&"🦊".as_bytes()[3..], &mut out);
-        assert_eq!(out, "🦊");
-    }
-
-    #[test]
-    fn a_truncated_end_is_one_replacement() {
-        let (mut lossy, mut out) = (LossyUtf8::default(), String::new());
-        lossy.push(&"🦊".as_bytes()[..3], &mut out);
-        lossy.flush(&mut out);
-        lossy.flush(&mut out);
-        assert_eq!(out, "\u{fffd}");
     }
 }
