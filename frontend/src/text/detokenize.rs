@@ -209,7 +209,7 @@ impl Streaming {
                 out.push_str(text);
             }
             Piece::Bytes(bytes) => self.utf8.push(bytes, out),
-            Piece::FallbackByte(byte) => self.run.push(byte, out),
+            Piece::FallbackByte(byte) => self.run.push(*byte, out),
         }
         self.strip_start(before, out);
     }
