@@ -83,7 +83,7 @@ impl Answer {
         stops: Arc<[String]>,
         prompt_tokens: u32,
     ) -> Self {
-        Self::from_source(Source::Unstarted(starting), tokenizer, stops, prompt_tokens)
+        Self::from_source(Source::starting(starting), tokenizer, stops, prompt_tokens)
     }
 
     fn from_source(
@@ -125,19 +125,18 @@ impl Answer {
         self
     }
 
-    /// Measures the answer's pace from now on. The request arrived at `arrived`.
-    pub fn measure(&mut self, metrics: &StepMetrics, arrived: Instant) {
-        self.steps = Some(Box::new(StepClock::new(metrics.clone(), arrived)));
-    }
-
-    /// Charges the answer's tokens to `account` from now on: prompt tokens once the engine has accepted the request,
-    /// completion tokens as they are read.
-    pub fn charge_to(&mut self, account: Arc<Account>) {
+    /// Measures the pace of an answer that has not started; its request arrived at `arrived`. Charges its tokens to
+    /// `account`: prompt tokens once the engine has accepted the request, completion tokens as they are read.
+    #[must_use]
+    pub fn measured(
+        mut self,
+        steps: &StepMetrics,
+        arrived: Instant,
+        account: Arc<Account>,
+    ) -> Self {
+        self.steps = Some(Box::new(StepClock::new(steps.clone(), arrived)));
         self.meter = Some(Meter::new(account));
-        if self.source.is_running() {
-            self.note_cost(None);
-            self.settle();
-        }
+        self
     }
 
     /// Notes the tokens produced so far or, at the end, the final usage.

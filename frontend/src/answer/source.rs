@@ -18,17 +18,17 @@ pub type Starting = Pin<Box<dyn Future<Output = Result<OutputStream, EngineError
 
 /// Where an answer's items come from.
 pub(super) enum Source {
-    Unstarted(Starting),
-    Starting(Starting),
+    /// With the units of the task's budget that are still to be taken before the call is polled.
+    Starting(Starting, usize),
     Running(OutputStream),
     Counting(Box<Counting>),
     Ended,
 }
 
 impl Source {
-    /// Whether the engine has accepted the request, so that its stream can be read.
-    pub(super) fn is_running(&self) -> bool {
-        matches!(self, Self::Running(_))
+    /// An answer that starts when it is first polled.
+    pub(super) fn starting(starting: Starting) -> Self {
+        Self::Starting(starting, EDGE_UNITS)
     }
 
     /// Waits until the engine has accepted the request; `true` if it accepted it just now.
@@ -36,19 +36,13 @@ impl Source {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<bool, EngineError>> {
-        if matches!(self, Self::Unstarted(_)) {
-            for _ in 0..EDGE_UNITS {
-                ready!(poll_proceed(cx)).made_progress();
-            }
-            *self = match std::mem::replace(self, Self::Ended) {
-                Self::Unstarted(starting) => Self::Starting(starting),
-                other
-                @ (Self::Starting(_) | Self::Running(_) | Self::Counting(_) | Self::Ended) => other,
-            };
-        }
-        let Self::Starting(starting) = self else {
+        let Self::Starting(starting, units) = self else {
             return Poll::Ready(Ok(false));
         };
+        while *units > 0 {
+            ready!(poll_proceed(cx)).made_progress();
+            *units -= 1;
+        }
         let accepted = ready!(starting.as_mut().poll(cx));
         *self = Self::Ended;
         Poll::Ready(accepted.map(|outputs| {
@@ -61,7 +55,7 @@ impl Source {
     pub(super) fn outputs(&mut self) -> Result<&mut OutputStream, EngineError> {
         match self {
             Self::Running(outputs) => Ok(outputs),
-            Self::Unstarted(_) | Self::Starting(_) | Self::Counting(_) | Self::Ended => {
+            Self::Starting(..) | Self::Counting(_) | Self::Ended => {
                 let problem = "the answer was read past its end";
                 Err(EngineError::new(ErrorKind::StreamIncomplete, problem))
             }

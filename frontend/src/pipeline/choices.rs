@@ -249,11 +249,11 @@ impl Answers {
         if choice > 0 {
             answer = answer.sharing_prompt();
         }
-        if let Some(measured) = &self.measured {
-            answer.measure(&measured.steps, measured.arrived);
-            answer.charge_to(Arc::clone(&measured.account));
-        }
-        answer
+        let Some(measured) = &self.measured else {
+            return answer;
+        };
+        let account = Arc::clone(&measured.account);
+        answer.measured(&measured.steps, measured.arrived, account)
     }
 }
 
