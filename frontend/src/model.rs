@@ -41,6 +41,7 @@ use crate::pipeline::PromptTimings;
 use crate::work::WorkThreads;
 
 /// A model with everything that a text request needs.
+#[derive(Clone)]
 pub struct ServedModel {
     /// The card that its workers publish.
     pub card: ModelCard,

@@ -33,16 +33,8 @@ impl ServedModel {
                 adapter: adapter.clone(),
                 base: self.card.name.clone(),
             }),
-            endpoint: self.endpoint.clone(),
             created: now(),
-            engine: Arc::clone(&self.engine),
-            text: self.text.clone(),
-            parsers: self.parsers,
-            timings: self.timings.clone(),
-            admission: Arc::clone(&self.admission),
-            max_running_choices: self.max_running_choices,
-            work: self.work.clone(),
-            media: self.media.clone(),
+            ..self.clone()
         }
     }
 
