@@ -8,21 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, ModelCard};
-use genset_router::Layers;
 use genset_runtime::{LiveModel, ModelDirectory};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 
 use super::admission::Admissions;
 use super::chosen::Chosen;
-use super::lingering::Lingering;
-use super::{Failure, Failures, ModelMap, ServedModel, TextFiles, adapters};
+use super::{Failure, Models, ServedModel, TextFiles, adapters};
 use crate::clock::now;
 use crate::media::Fetcher;
 use crate::parsers::{ParserNames, Parsers};
 use crate::pipeline::PromptTimings;
-use crate::work::WorkThreads;
 
 /// Pauses before a failed preparation is retried, doubling from the first to the last.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -36,10 +33,7 @@ pub(super) type LeftOutWorkers = Family<[(&'static str, String); 1], Gauge>;
 pub(super) struct Follower {
     pub(super) directory: ModelDirectory,
     pub(super) left_out: LeftOutWorkers,
-    pub(super) map: Arc<watch::Sender<ModelMap>>,
-    pub(super) failures: Arc<watch::Sender<Failures>>,
-    pub(super) lingering: Lingering,
-    pub(super) layers: Layers,
+    pub(super) models: Models,
     pub(super) timeout: Duration,
     pub(super) parsers: ParserNames,
     pub(super) tokenizer_cache_bytes: usize,
@@ -48,7 +42,6 @@ pub(super) struct Follower {
     pub(super) reading: Semaphore,
     pub(super) timings: PromptTimings,
     pub(super) admissions: Admissions,
-    pub(super) work: WorkThreads,
     pub(super) media: Fetcher,
 }
 
@@ -68,21 +61,22 @@ impl Follower {
             let (wanted, left_out) = chosen.of(&announced);
             self.count_left_out(&wanted);
             self.admissions.retain(|name| wanted.contains_key(name));
-            self.map.send_modify(|map| {
+            self.models.map.send_modify(|map| {
                 Arc::make_mut(map).retain(|name, known| {
                     // An adapter stays as long as its base model is ready and has it.
                     let name = known.adapter.as_ref().map_or(name, |served| &served.base);
                     let live = wanted.get(name);
                     let is_served = live.is_some_and(|live| known.base_in(live).is_some());
                     if !is_served {
-                        self.lingering.gone(&known.card);
+                        self.models.lingering.gone(&known.card);
                     }
                     is_served
                 });
             });
-            self.map
+            self.models
+                .map
                 .send_if_modified(|map| adapters::renew(Arc::make_mut(map), &wanted));
-            self.failures.send_if_modified(|failures| {
+            self.models.failures.send_if_modified(|failures| {
                 let known = failures.len();
                 // Models that got a place in the meantime no longer lack one.
                 let is_stale = |failure: &Failure| matches!(failure, Failure::NoRoom(_));
@@ -114,9 +108,9 @@ impl Follower {
                     let name = ready.card.name.clone();
                     preparing.remove(&name);
                     tracing::info!(model = name, "model ready");
-                    self.failures
+                    self.models.failures
                         .send_if_modified(|failures| failures.remove(&name).is_some());
-                    self.map
+                    self.models.map
                         .send_modify(|map| drop(Arc::make_mut(map).insert(name, ready)));
                 }
             }
@@ -125,7 +119,7 @@ impl Follower {
 
     /// Whether the model with this name is served with the card of `live`.
     fn is_ready(&self, name: &str, live: &LiveModel) -> bool {
-        let map = self.map.borrow();
+        let map = self.models.map.borrow();
         map.get(name).is_some_and(|known| known.is_of(live))
     }
 
@@ -147,7 +141,8 @@ impl Follower {
                     let model = &live.card.name;
                     tracing::error!(model, kind = %error.kind(), %error, "the model cannot be served");
                     let failure = Failure::Unprepared(error);
-                    self.failures
+                    self.models
+                        .failures
                         .send_modify(|failures| drop(failures.insert(model.clone(), failure)));
                 }
             }
@@ -168,7 +163,7 @@ impl Follower {
 
     async fn prepare(&self, live: &LiveModel) -> Result<Arc<ServedModel>, EngineError> {
         let parsers = Parsers::choose(&live.card, &self.parsers)?;
-        let layers = &self.layers;
+        let layers = &self.models.layers;
         let engine = genset_router::connect(&self.directory, live, layers, self.timeout).await?;
         let text = if needs_tokenizer(&live.card) {
             Some(Arc::new(self.fetch_text(live).await?))
@@ -186,7 +181,7 @@ impl Follower {
             timings: self.timings.clone(),
             admission: self.admissions.of(&live.card.name),
             max_running_choices: self.max_running_choices,
-            work: self.work.clone(),
+            work: self.models.work.clone(),
             media: self.media.clone(),
         }))
     }
