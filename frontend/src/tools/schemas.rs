@@ -13,15 +13,6 @@ pub struct ToolSchemas {
     parameters: BTreeMap<String, Value>,
 }
 
-/// How a parameter's bare text is converted to JSON.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Typing {
-    /// To a string, whatever it looks like.
-    Text,
-    /// To the type that it looks like, if the schema allows that; otherwise to a string.
-    Guess,
-}
-
 impl ToolSchemas {
     /// Reads a request's `tools`, which were validated.
     ///
@@ -57,33 +48,32 @@ impl ToolSchemas {
         self.parameters.keys().map(String::as_str)
     }
 
+    /// The schema of a tool's parameters, and within it that of one parameter.
+    fn schema(&self, tool: &str, parameter: &str) -> Option<(&Value, &Value)> {
+        let root = self.parameters.get(tool)?;
+        Some((root, root.get("properties")?.get(parameter)?))
+    }
+
     /// Whether a tool has this parameter among its properties.
     pub(super) fn has_parameter(&self, tool: &str, parameter: &str) -> bool {
-        let root = self.parameters.get(tool);
-        let properties = root.and_then(|root| root.get("properties"));
-        properties.is_some_and(|all| all.get(parameter).is_some())
+        self.schema(tool, parameter).is_some()
     }
 
     /// Whether a parameter accepts the type of `value`. A parameter without a schema accepts any.
     fn takes(&self, tool: &str, parameter: &str, value: &Value) -> bool {
-        let Some(root) = self.parameters.get(tool) else {
-            return true;
-        };
-        let schema = root.get("properties").and_then(|all| all.get(parameter));
-        schema.is_none_or(|schema| Types::new(root).take(schema, value))
+        let schema = self.schema(tool, parameter);
+        schema.is_none_or(|(root, schema)| Types::new(root).take(schema, value))
     }
 
-    pub(super) fn typing(&self, tool: &str, parameter: &str) -> Typing {
+    /// Whether a parameter's bare text becomes a string, whatever it looks like.
+    pub(super) fn is_text(&self, tool: &str, parameter: &str) -> bool {
         let takes = |value: &Value| self.takes(tool, parameter, value);
         let others = [json!(null), json!(true), json!(0), json!([]), json!({})];
-        if takes(&json!("")) && !others.iter().any(takes) {
-            Typing::Text
-        } else {
-            Typing::Guess
-        }
+        takes(&json!("")) && !others.iter().any(takes)
     }
 
-    /// Converts a parameter's bare text to JSON.
+    /// Converts a parameter's bare text to JSON: to the type that it looks like, if the schema allows that; otherwise to a
+    /// string.
     pub(super) fn guess(&self, tool: &str, parameter: &str, text: &str) -> String {
         let trimmed = text.trim();
         // Models trained on Python write its literals.

@@ -11,7 +11,6 @@ use serde_json::Value;
 use value::BareValue;
 
 use super::ToolSchemas;
-use super::schemas::Typing;
 use crate::markup::{Delta, Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
 
 /// A dialect of this kind.
@@ -311,7 +310,7 @@ impl XmlParser {
         } else if attributes.contains("string=\"false\"") {
             false
         } else {
-            self.tools.typing(&self.name, &self.key) == Typing::Text
+            self.tools.is_text(&self.name, &self.key)
         };
         self.state = State::Value(BareValue::new(is_text, self.marks.is_on_lines));
     }
