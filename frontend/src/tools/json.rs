@@ -64,9 +64,7 @@ enum State {
     /// Running text.
     Outside,
     /// After a start, and between the objects of a list.
-    Between {
-        is_bare: bool,
-    },
+    Between,
     Object(Box<CallObject>),
     Header(String),
     /// Before the arguments of a named call.
@@ -97,6 +95,8 @@ pub(super) struct JsonParser {
     state: State,
     /// Whether anything but white space has come.
     has_begun: bool,
+    /// Whether the current calls began without a marker.
+    is_bare: bool,
     content: Prose,
     held: String,
     /// How much of `held` was consumed.
@@ -112,6 +112,7 @@ impl JsonParser {
             tools,
             state: State::Outside,
             has_begun: false,
+            is_bare: false,
             content: Prose::content(),
             held: String::new(),
             at: 0,
@@ -122,7 +123,7 @@ impl JsonParser {
     /// A parser of text that is a list of calls from its beginning.
     pub(super) fn inside(marks: &'static JsonMarks, tools: Arc<ToolSchemas>) -> Self {
         Self {
-            state: State::Between { is_bare: false },
+            state: State::Between,
             ..Self::new(marks, tools)
         }
     }
@@ -142,7 +143,7 @@ impl JsonParser {
         match self.state {
             State::Outside => self.outside(is_end, out),
             State::Junk => self.prose(is_end, out),
-            State::Between { .. }
+            State::Between
             | State::Object(_)
             | State::Header(_)
             | State::Arguments
@@ -166,11 +167,17 @@ impl JsonParser {
                 }
                 Next::Start => {
                     self.end_call(out);
-                    self.state = State::Between { is_bare: false };
+                    self.begin(false);
                     true
                 }
             },
         }
+    }
+
+    /// Begins calls, which a marker announced unless they are bare.
+    fn begin(&mut self, is_bare: bool) {
+        self.is_bare = is_bare;
+        self.state = State::Between;
     }
 
     fn outside(&mut self, is_end: bool, out: &mut Deltas) -> bool {
@@ -187,7 +194,7 @@ impl JsonParser {
                 self.content.push(gap, out);
                 self.at = begin;
                 self.has_begun = true;
-                self.state = State::Between { is_bare: true };
+                self.begin(true);
                 return true;
             }
         }
@@ -205,7 +212,7 @@ impl JsonParser {
                 self.content.markup();
                 self.at += end;
                 if which < starts.len() {
-                    self.state = State::Between { is_bare: false };
+                    self.begin(false);
                 } else if which < starts.len() + ends.len() {
                     self.state = State::Outside;
                 }
@@ -225,7 +232,7 @@ impl JsonParser {
             State::Object(object) => object.is_in_string(),
             State::Value(scan) => scan.is_in_string(),
             State::Outside
-            | State::Between { .. }
+            | State::Between
             | State::Header(_)
             | State::Arguments
             | State::Raw
@@ -274,14 +281,12 @@ impl JsonParser {
     fn take(&mut self, c: char, out: &mut Deltas) {
         match &mut self.state {
             State::Outside | State::Junk => {}
-            State::Between { is_bare } => {
-                let is_bare = *is_bare;
-                self.between(c, is_bare, out);
-            }
-            State::Object(object) => {
-                let step = object.take(c, &self.tools, out);
-                self.after_object_step(step, out);
-            }
+            State::Between => self.between(c, out),
+            State::Object(object) => match object.take(c, out) {
+                ObjectStep::Inside => {}
+                ObjectStep::Last => self.end_object(true, out),
+                ObjectStep::Broken => self.end_object(false, out),
+            },
             State::Header(_) if c == '{' => {
                 self.end_header(out);
                 self.take(c, out);
@@ -313,7 +318,7 @@ impl JsonParser {
         self.state = state;
     }
 
-    fn between(&mut self, c: char, is_bare: bool, out: &mut Deltas) {
+    fn between(&mut self, c: char, out: &mut Deltas) {
         let is_object = match self.marks.shape {
             Shape::Object => true,
             Shape::Named(_) => false,
@@ -322,10 +327,9 @@ impl JsonParser {
         match c {
             _ if c.is_whitespace() => {}
             '{' if is_object => {
-                let mut object = CallObject::new(is_bare);
-                let step = object.take(c, &self.tools, out);
-                self.state = State::Object(Box::new(object));
-                self.after_object_step(step, out);
+                let tools = self.is_bare.then(|| Arc::clone(&self.tools));
+                self.state = State::Object(Box::new(CallObject::new(tools)));
+                self.take(c, out);
             }
             ']' if is_object && self.marks.ends.is_empty() => self.state = State::Outside,
             '[' | ']' | ',' | ';' | '}' if is_object => {}
@@ -338,45 +342,20 @@ impl JsonParser {
         }
     }
 
-    fn after_object_step(&mut self, step: ObjectStep, out: &mut Deltas) {
-        match step {
-            ObjectStep::Inside => {}
-            ObjectStep::Last => self.close_object(out),
-            ObjectStep::Broken => self.release_object(out),
-        }
-    }
-
-    /// The object is complete, or its end marker came.
-    fn close_object(&mut self, out: &mut Deltas) {
+    /// Ends the object. One that is not whole, or not a call, is content, as far as it was not reported.
+    fn end_object(&mut self, is_whole: bool, out: &mut Deltas) {
         let State::Object(mut object) = std::mem::replace(&mut self.state, State::Outside) else {
             return;
         };
-        let is_bare = object.is_bare();
-        if object.close(&self.tools, out) {
+        if is_whole && object.close(out) {
             self.content.markup();
-            self.state = State::Between { is_bare };
-        } else {
-            self.content
-                .push_without(self.marks.all(), object.raw(), out);
-            self.state = self.after_junk(is_bare);
-        }
-    }
-
-    /// The object is not a call: what was not reported of it is content.
-    fn release_object(&mut self, out: &mut Deltas) {
-        let State::Object(object) = std::mem::replace(&mut self.state, State::Outside) else {
+            self.state = State::Between;
             return;
-        };
+        }
         self.content
             .push_without(self.marks.all(), object.raw(), out);
-        self.state = self.after_junk(object.is_bare());
-    }
-
-    fn after_junk(&self, is_bare: bool) -> State {
-        if is_bare || self.marks.ends.is_empty() {
-            State::Outside
-        } else {
-            State::Junk
+        if !self.is_bare && !self.marks.ends.is_empty() {
+            self.state = State::Junk;
         }
     }
 
@@ -408,14 +387,14 @@ impl JsonParser {
     /// A marker ends the current call.
     fn end_call(&mut self, out: &mut Deltas) {
         match &self.state {
-            State::Object(_) => self.close_object(out),
+            State::Object(_) => self.end_object(true, out),
             State::Header(header) if !header.trim().is_empty() => {
                 self.end_header(out);
                 out.arguments("{}");
             }
             State::Arguments => out.arguments("{}"),
             State::Outside
-            | State::Between { .. }
+            | State::Between
             | State::Header(_)
             | State::Value(_)
             | State::Raw
@@ -441,7 +420,7 @@ impl MarkupParser for JsonParser {
             }
             State::Header(text) => self.content.push(&text, out),
             State::Outside
-            | State::Between { .. }
+            | State::Between
             | State::Arguments
             | State::Value(_)
             | State::Raw

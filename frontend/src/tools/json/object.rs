@@ -1,5 +1,7 @@
 //! [`CallObject`]: a call written as a JSON object, parsed one character at a time.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::markup::{Deltas, ValueScan, ValueStep};
@@ -11,8 +13,8 @@ const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
 /// A partial call.
 pub(super) struct CallObject {
-    /// Whether it has no marker: then it is a call only if it names an existing tool and has arguments.
-    is_bare: bool,
+    /// The request's tools, if it has no marker: then it is a call only if it names one of them and has arguments.
+    tools: Option<Arc<ToolSchemas>>,
     /// Its text, until it is reported.
     raw: String,
     place: Place,
@@ -46,9 +48,9 @@ pub(super) enum ObjectStep {
 }
 
 impl CallObject {
-    pub(super) fn new(is_bare: bool) -> Self {
+    pub(super) fn new(tools: Option<Arc<ToolSchemas>>) -> Self {
         Self {
-            is_bare,
+            tools,
             raw: String::new(),
             place: Place::Open,
             key: String::new(),
@@ -58,10 +60,6 @@ impl CallObject {
             arguments: None,
             is_reported: false,
         }
-    }
-
-    pub(super) fn is_bare(&self) -> bool {
-        self.is_bare
     }
 
     pub(super) fn is_in_string(&self) -> bool {
@@ -77,18 +75,18 @@ impl CallObject {
     }
 
     /// Takes the next character, beginning with the opening brace.
-    pub(super) fn take(&mut self, c: char, tools: &ToolSchemas, out: &mut Deltas) -> ObjectStep {
+    pub(super) fn take(&mut self, c: char, out: &mut Deltas) -> ObjectStep {
         if !self.is_reported {
             self.raw.push(c);
         }
-        let step = self.step(c, tools, out);
+        let step = self.step(c, out);
         if self.is_reported && step == ObjectStep::Broken {
             self.raw.push(c);
         }
         step
     }
 
-    fn step(&mut self, c: char, tools: &ToolSchemas, out: &mut Deltas) -> ObjectStep {
+    fn step(&mut self, c: char, out: &mut Deltas) -> ObjectStep {
         match (self.place, c) {
             (Place::Open, _) => self.place = Place::Key,
             (Place::Key, ',') => {}
@@ -103,7 +101,7 @@ impl CallObject {
             (Place::Colon, ':') => self.place = Place::BeforeValue,
             (Place::Key | Place::Colon | Place::BeforeValue, _) if c.is_whitespace() => {}
             (Place::Key | Place::Colon, _) => return ObjectStep::Broken,
-            (Place::BeforeValue, _) => return self.begin_value(c, tools, out),
+            (Place::BeforeValue, _) => return self.begin_value(c, out),
             (Place::InValue | Place::InArguments, _) => return self.take_value(c, out),
         }
         ObjectStep::Inside
@@ -121,11 +119,11 @@ impl CallObject {
         ARGUMENTS.contains(&self.key.as_str())
     }
 
-    fn begin_value(&mut self, c: char, tools: &ToolSchemas, out: &mut Deltas) -> ObjectStep {
+    fn begin_value(&mut self, c: char, out: &mut Deltas) -> ObjectStep {
         self.scan = ValueScan::default();
         self.value.clear();
         self.place = Place::InValue;
-        if matches!(c, '{' | '[') && self.is_arguments() && self.report(tools, out) {
+        if matches!(c, '{' | '[') && self.is_arguments() && self.report(out) {
             self.place = Place::InArguments;
         }
         self.take_value(c, out)
@@ -167,11 +165,11 @@ impl CallObject {
     }
 
     /// Reports the call if its name is known; false if it cannot be reported, or was already.
-    fn report(&mut self, tools: &ToolSchemas, out: &mut Deltas) -> bool {
+    fn report(&mut self, out: &mut Deltas) -> bool {
         let Some(name) = self.name.take() else {
             return false;
         };
-        if self.is_bare && !tools.has(&name) {
+        if self.tools.as_ref().is_some_and(|tools| !tools.has(&name)) {
             return false;
         }
         out.tool_call(&name, "");
@@ -181,17 +179,15 @@ impl CallObject {
     }
 
     /// Ends the object. Returns whether it was a call, which is then reported.
-    pub(super) fn close(&mut self, tools: &ToolSchemas, out: &mut Deltas) -> bool {
+    pub(super) fn close(&mut self, out: &mut Deltas) -> bool {
         if self.is_reported {
             return true;
         }
         if self.name.is_none() {
             self.unwrap_function();
         }
-        if self.is_bare && self.arguments.is_none() {
-            return false;
-        }
-        if !self.report(tools, out) {
+        let is_enough = self.tools.is_none() || self.arguments.is_some();
+        if !is_enough || !self.report(out) {
             return false;
         }
         out.arguments(self.arguments.as_deref().unwrap_or("{}"));
