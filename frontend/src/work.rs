@@ -7,13 +7,13 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::{CancelReason, EngineError, MetricsRegistry};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
 
@@ -74,8 +74,8 @@ impl WorkThreads {
             return brief(|| work(&Owner::default())).await;
         }
         let place = self.place(deadline).await?;
-        let leaving = Leaving(Owner::default());
-        let owner = leaving.0.clone();
+        let owner = Owner::default();
+        let _leaving = owner.leaves.clone().drop_guard();
         let done = tokio::task::spawn_blocking(move || {
             let _place = place;
             owner.check()?;
@@ -130,13 +130,13 @@ pub(crate) async fn brief<T>(work: impl FnOnce() -> T) -> T {
 /// The caller that waits for work. Clones are the same one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Owner {
-    has_left: Arc<AtomicBool>,
+    leaves: CancellationToken,
 }
 
 impl Owner {
     /// Whether the caller has left; long work checks now and then.
     pub(crate) fn has_left(&self) -> bool {
-        self.has_left.load(Ordering::Relaxed)
+        self.leaves.is_cancelled()
     }
 
     /// Ends work whose caller has left.
@@ -148,15 +148,6 @@ impl Owner {
             true => Err(CancelReason::Client.to_error().into()),
             false => Ok(()),
         }
-    }
-}
-
-/// Marks the owner as gone on drop.
-struct Leaving(Owner);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.0.has_left.store(true, Ordering::Relaxed);
     }
 }
 
