@@ -530,29 +530,13 @@ impl Answer {
         self.given
     }
 
-    /// Waits for the next content and appends it to `out`; `Some` is the end. Skips reasoning and tool calls.
+    /// Waits for the engine's next item and passes its deltas to `each`; `Some` is the end.
     ///
     /// # Errors
     /// The error that ended the engine's stream.
     ///
     /// # Cancel safety
     /// If another branch wins, no item was taken.
-    pub async fn next_text(&mut self, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
-        let add = |delta: Delta<'_>| {
-            if let Delta::Content(text) = delta {
-                out.push_str(text);
-            }
-        };
-        self.next_deltas(add).await
-    }
-
-    /// Like [`Self::next_text`], but yields reasoning and tool calls too.
-    ///
-    /// # Errors
-    /// As [`Self::next_text`].
-    ///
-    /// # Cancel safety
-    /// As [`Self::next_text`].
     pub async fn next_deltas(
         &mut self,
         mut each: impl FnMut(Delta<'_>),

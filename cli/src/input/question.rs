@@ -6,7 +6,7 @@ use genset_backend_common::card::EndpointType;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{EngineError, ErrorKind, GenerateRequest, RequestContext};
 use genset_frontend::answer::Answer;
-use genset_frontend::markup::Splitter;
+use genset_frontend::markup::{Message, Splitter};
 use genset_frontend::model::ServedModel;
 use genset_frontend::openai::{ChatRequest, CompletionRequest, ParamLimits};
 use genset_frontend::pipeline::{Job, Room};
@@ -98,11 +98,13 @@ impl Asker {
     ) -> Result<Answered, EngineError> {
         let messages = [json!({"role": "user", "content": question})];
         let mut answer = self.begin(ctx, &messages, fields).await?;
-        let mut text = String::new();
+        let mut message = Message::default();
         loop {
-            if let Some(end) = answer.next_text(&mut text).await? {
-                let usage = end.usage;
-                return Ok(Answered { text, usage });
+            if let Some(end) = answer.next_deltas(|delta| message.add(delta)).await? {
+                return Ok(Answered {
+                    text: message.content,
+                    usage: end.usage,
+                });
             }
         }
     }

@@ -107,10 +107,9 @@ async fn the_end_gives_out_what_was_held_back() {
 #[tokio::test]
 async fn a_stream_without_an_end_is_an_error_and_so_is_reading_on() {
     let mut broken = answer(vec![text("a", 1)], &[]);
-    let mut read = String::new();
-    assert_eq!(broken.next_text(&mut read).await.unwrap(), None);
+    assert_eq!(broken.next_deltas(|_| {}).await.unwrap(), None);
     for _ in 0..2 {
-        let error = broken.next_text(&mut read).await.unwrap_err();
+        let error = broken.next_deltas(|_| {}).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StreamIncomplete);
     }
     let embeddings = vec![Ok(Output::Embeddings(vec![])), finished(Finish::stop(), 0)];
@@ -128,10 +127,15 @@ async fn a_stop_string_drops_the_engines_stream() {
     let outputs = OutputStream::from_raw(Box::pin(items));
     let stops = Arc::from(["aba".to_owned()]);
     let mut answer = Answer::new(outputs, None, stops, 1);
-    let mut read = String::new();
-    while answer.next_text(&mut read).await.unwrap().is_none() {}
+    let mut read = Message::default();
+    while answer
+        .next_deltas(|delta| read.add(delta))
+        .await
+        .unwrap()
+        .is_none()
+    {}
     assert_eq!(Arc::strong_count(&alive), 1);
-    assert_eq!(read, "");
+    assert_eq!(read.content, "");
 }
 
 #[test]
