@@ -18,8 +18,8 @@ use prometheus_client::metrics::family::Family;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
+use file::read;
 pub use file::{KeyEntry, KeyFileError, KeyHash, new_key};
-use file::{Stamp, read};
 use quota::Quota;
 
 /// How often the file is checked.
@@ -38,8 +38,9 @@ pub struct ApiKeys {
 struct Shared {
     path: PathBuf,
     keys: RwLock<HashMap<KeyHash, Arc<Key>>>,
-    /// The stamp of the file that they were read from.
-    stamp: Mutex<Stamp>,
+    /// The hash of the file that they were read from. Only its content tells whether a file changed: a replaced key has the
+    /// same length, and a file's time may be set to anything.
+    hash: Mutex<blake3::Hash>,
     requests: ByKey,
     tokens: ByKey,
 }
@@ -60,10 +61,10 @@ impl ApiKeys {
     /// # Errors
     /// If the file cannot be read, is not a list of keys, or is empty.
     pub fn load(path: PathBuf, registry: &MetricsRegistry) -> Result<Self, KeyFileError> {
-        let (stamp, entries) = read(&path)?;
+        let (hash, entries) = read(&path)?;
         let shared = Shared {
             path,
-            stamp: Mutex::new(stamp),
+            hash: Mutex::new(hash),
             keys: RwLock::default(),
             requests: registry.create_private(
                 "genset_http_key_requests",
@@ -104,12 +105,12 @@ impl ApiKeys {
 
     /// Applies the file's current content, if it changed.
     fn look(&self) -> Result<(), KeyFileError> {
-        let (stamp, entries) = read(&self.shared.path)?;
-        let mut seen = self.shared.stamp.lock();
-        if stamp != *seen {
+        let (hash, entries) = read(&self.shared.path)?;
+        let mut seen = self.shared.hash.lock();
+        if hash != *seen {
             tracing::info!(keys = entries.len(), "API keys read again");
             self.take(entries);
-            *seen = stamp;
+            *seen = hash;
         }
         Ok(())
     }

@@ -86,18 +86,13 @@ pub enum KeyFileError {
     },
 }
 
-/// Tells whether a file changed, by its content: a replaced key has the same length, and a file's time may be set to
-/// anything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp(blake3::Hash);
-
-/// Reads the file. It has at least one key, and names are unique.
-pub(super) fn read(path: &Path) -> Result<(Stamp, Vec<KeyEntry>), KeyFileError> {
+/// Reads the file, and returns its hash too. It has at least one key, and names are unique.
+pub(super) fn read(path: &Path) -> Result<(blake3::Hash, Vec<KeyEntry>), KeyFileError> {
     let text = text_of(path).map_err(|source| KeyFileError::Unreadable {
         path: path.to_owned(),
         source,
     })?;
-    let stamp = Stamp(blake3::hash(text.as_bytes()));
+    let hash = blake3::hash(text.as_bytes());
     let invalid = |problem: String| KeyFileError::Invalid {
         path: path.to_owned(),
         problem,
@@ -117,7 +112,7 @@ pub(super) fn read(path: &Path) -> Result<(Stamp, Vec<KeyEntry>), KeyFileError> 
             return Err(invalid(format!("the key {:?} is there twice", entry.name)));
         }
     }
-    Ok((stamp, file.key))
+    Ok((hash, file.key))
 }
 
 fn text_of(path: &Path) -> std::io::Result<String> {

@@ -138,25 +138,6 @@ async fn a_key_is_gone_whatever_the_files_time_and_length() {
     }
 }
 
-/// A file that could not be read is read again, even if neither its time nor its length changes, as with `chmod`.
-#[tokio::test(start_paused = true)]
-async fn a_file_that_could_not_be_read_is_tried_again() {
-    let (keys, folder) = load(&[("a", "sk-a", "")]);
-    let path = folder.path().join("keys.toml");
-    let length = std::fs::metadata(&path).expect("a file").len();
-    let _following = followed(&keys, &CancellationToken::new());
-    std::fs::write(&path, vec![0xff; usize::try_from(length).expect("short")]).expect("a file");
-    set_time(&path);
-    tokio::time::sleep(LOOK_EVERY * 2).await;
-    keys.find(&headers("x-api-key", "sk-a")).expect("as it was");
-    write(&path, &[("b", "sk-b", "")]);
-    set_time(&path);
-    tokio::time::sleep(LOOK_EVERY * 2).await;
-    keys.find(&headers("x-api-key", "sk-b"))
-        .expect("read again");
-    keys.find(&headers("x-api-key", "sk-a")).expect_err("gone");
-}
-
 #[test]
 fn a_wrong_file_says_what_is_wrong() {
     let folder = tempfile::tempdir().expect("a folder");
