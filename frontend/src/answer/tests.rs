@@ -93,17 +93,6 @@ async fn a_stop_string_ends_the_answer_at_its_token() {
     );
 }
 
-/// Text held back as a possible stop string is emitted when the answer ends.
-#[tokio::test]
-async fn the_end_gives_out_what_was_held_back() {
-    let items = vec![text("one tw", 1), finished(Finish::length(), 1)];
-    let (read, end) = collected(answer(items, &["two"])).await.unwrap();
-    assert_eq!(
-        (read.content.as_str(), end.reason),
-        ("one tw", FinishReason::Length)
-    );
-}
-
 #[tokio::test]
 async fn a_stream_without_an_end_is_an_error_and_so_is_reading_on() {
     let mut broken = answer(vec![text("a", 1)], &[]);

@@ -1,24 +1,7 @@
 //! Loads tokenizers, and encodes and decodes whole texts; what the library cannot do is an error.
 
-use std::sync::Arc;
-
 use super::*;
 use crate::text::detokenize::fixtures;
-
-#[test]
-fn is_shared_between_threads() {
-    fn shared<T: Send + Sync + 'static>() {}
-    shared::<Arc<TextTokenizer>>();
-}
-
-#[test]
-fn encodes_and_decodes() {
-    let tokenizer = fixtures::byte_level();
-    let text = "the quick brown 🦊, שלום";
-    let ids = tokenizer.encode(text, false).unwrap();
-    assert_eq!(tokenizer.decode_all(&ids, false).unwrap(), text);
-    assert_eq!(tokenizer.encode("", false).unwrap(), [] as [u32; 0]);
-}
 
 #[test]
 fn special_tokens_are_found_in_text_and_skipped_on_request() {
@@ -148,26 +131,4 @@ fn a_panic_of_the_library_is_an_error_of_the_one_text() {
         let text = tokenizer.decode_all(&ids.ids, true).unwrap();
         assert_eq!(text, "thethe");
     }
-}
-
-#[test]
-fn limits_end_the_work() {
-    let tokenizer = fixtures::byte_level();
-    let encode = |limits: &EncodeLimits<'_>| tokenizer.encode_prompt("the quick", false, limits);
-    let tokens = encode(&EncodeLimits::NONE).unwrap().ids.len();
-    let limits = |max_tokens| EncodeLimits {
-        max_tokens,
-        ..EncodeLimits::NONE
-    };
-    assert!(encode(&limits(tokens)).is_ok());
-    let error = encode(&limits(tokens - 1)).unwrap_err();
-    assert!(
-        matches!(error, TokenizerError::TooManyTokens { at_least, max_tokens }
-        if at_least == tokens && max_tokens == tokens - 1)
-    );
-    let stopped = EncodeLimits {
-        should_stop: &|| true,
-        ..EncodeLimits::NONE
-    };
-    assert!(matches!(encode(&stopped), Err(TokenizerError::Stopped)));
 }
