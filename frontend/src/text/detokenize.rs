@@ -93,26 +93,20 @@ struct Streaming {
     run: ByteRun,
 }
 
-impl State {
-    fn new(plan: &Plan) -> Self {
-        match plan {
-            Plan::Incremental { strip, .. } => Self::Streaming(Streaming {
-                position: Position::First,
-                strip: *strip,
-                utf8: LossyUtf8::default(),
-                run: ByteRun::default(),
-            }),
-            Plan::AtEnd => Self::Waiting(Vec::new()),
-        }
-    }
-}
-
 impl Detokenizer {
     /// Returns a decoder at the start of a sequence. With `skip_special`, special tokens contribute
     /// nothing.
     #[must_use]
     pub fn new(tokenizer: Arc<TextTokenizer>, skip_special: bool) -> Self {
-        let state = State::new(tokenizer.pieces().plan());
+        let state = match tokenizer.pieces().plan() {
+            Plan::Incremental { strip, .. } => State::Streaming(Streaming {
+                position: Position::First,
+                strip: *strip,
+                utf8: LossyUtf8::default(),
+                run: ByteRun::default(),
+            }),
+            Plan::AtEnd => State::Waiting(Vec::new()),
+        };
         Self {
             tokenizer,
             skip_special,
@@ -173,13 +167,15 @@ impl Detokenizer {
         }
     }
 
-    /// Ends the sequence: appends what was held back, with U+FFFD for unfinished code points. A token
-    /// pushed after this begins another sequence.
+    /// Ends the sequence: appends what was held back, with U+FFFD for unfinished code points. No token
+    /// is pushed after this.
     pub fn finish(&mut self, out: &mut String) {
-        let initial = State::new(self.tokenizer.pieces().plan());
-        match std::mem::replace(&mut self.state, initial) {
-            State::Streaming(mut streaming) => streaming.finish(out),
-            State::Waiting(ids) => self.decode_at_end(&ids, out),
+        match &mut self.state {
+            State::Streaming(streaming) => streaming.finish(out),
+            State::Waiting(ids) => {
+                let ids = std::mem::take(ids);
+                self.decode_at_end(&ids, out);
+            }
         }
     }
 

@@ -122,11 +122,11 @@ impl StopMatcher {
     }
 
     /// Ends the text: appends what was held back, and decides a match that was waiting for an earlier
-    /// one. Text pushed after this begins another sequence.
-    pub fn finish(&mut self, out: &mut String) -> StopOutcome {
+    /// one. Nothing is pushed after this.
+    pub fn finish(&self, out: &mut String) -> StopOutcome {
         let held = self.held();
         let start = self.taken - held.len;
-        let outcome = match self.search {
+        match self.search {
             Search::Looking => {
                 self.window(start, held, "").emit_until(self.taken, out);
                 StopOutcome::Continue
@@ -136,9 +136,7 @@ impl StopMatcher {
                 StopOutcome::Stopped { index }
             }
             Search::Stopped { index } => StopOutcome::Stopped { index },
-        };
-        self.restart();
-        outcome
+        }
     }
 
     fn search(&mut self, text: &str, out: &mut String) -> StopOutcome {
@@ -213,14 +211,6 @@ impl StopMatcher {
                 .get(held.index)
                 .map_or("", |stop| &stop[..held.len]),
             fresh,
-        }
-    }
-
-    fn restart(&mut self) {
-        self.taken = 0;
-        self.search = Search::Looking;
-        for cursor in &mut self.cursors {
-            cursor.matched = 0;
         }
     }
 }

@@ -348,16 +348,3 @@ fn unknown_ids_and_skipped_tokens_leave_no_trace() {
     assert_eq!(outputs(&tokenizer, &ids, true).concat(), "the the");
     assert_eq!(outputs(&tokenizer, &[], true), [""]);
 }
-
-#[test]
-fn finish_begins_a_new_sequence() {
-    let tokenizer = fixtures::llama_2();
-    let the = id(&tokenizer, "▁the");
-    let mut detokenizer = Detokenizer::new(tokenizer, false);
-    let mut out = String::new();
-    for _ in 0..2 {
-        detokenizer.push(the, &mut out);
-        detokenizer.finish(&mut out);
-    }
-    assert_eq!(out, "thethe");
-}
