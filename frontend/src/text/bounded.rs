@@ -75,10 +75,10 @@ impl BoundedEncoder {
     /// Makes the encoder for a tokenizer's long texts; `None` if any of its steps may be unable to work in parts.
     pub(super) fn try_new(tokenizer: &Tokenizer) -> Option<Self> {
         let normalizer = ChunkNormalizer::try_new(tokenizer.get_normalizer())?;
-        let mut splitter = Splitter::try_new(tokenizer.get_pre_tokenizer(), normalizer.is_none())?;
+        let pre_tokenizer = tokenizer.get_pre_tokenizer();
+        let (splitter, letters) = Splitter::try_new(pre_tokenizer, normalizer.is_none())?;
         let (before, after) = added_by_post_processor(tokenizer)?;
-        let is_byte_level = splitter.maps_bytes() || normalizer.maps_bytes();
-        let letters = splitter.take_letters();
+        let is_byte_level = letters.is_some() || splitter.maps_bytes() || normalizer.maps_bytes();
         let encoder = Self {
             added: AddedTokens::try_new(tokenizer, false)?,
             normalized_added: AddedTokens::try_new(tokenizer, true)?,

@@ -31,14 +31,16 @@ type Each<'a> = &'a mut dyn FnMut(&str) -> Result<(), TokenizerError>;
 /// A pre-tokenizer, step by step.
 pub(super) struct Splitter {
     steps: Vec<Step>,
-    /// The mapping of a word's bytes to letters, if that is the last step.
-    letters: Option<ByteLetters>,
 }
 
 /// The letters that stand for bytes.
 pub(super) struct ByteLetters(Box<[char; 256]>);
 
 impl ByteLetters {
+    fn new() -> Self {
+        Self(Box::new(byte_letters()))
+    }
+
     /// Returns a text with one letter for each byte.
     pub(super) fn of(&self, text: &str) -> String {
         let mut mapped = String::with_capacity(text.len() * 2);
@@ -74,11 +76,12 @@ struct Metaspace {
 
 impl Splitter {
     /// `None` for a pre-tokenizer with a step that may look at the whole text. `is_plain` says that the normalizer changes
-    /// nothing.
+    /// nothing. If the last step maps bytes to letters, it is left to the caller, who skips it for known words: the letters are
+    /// returned too.
     pub(super) fn try_new(
         pre_tokenizer: Option<&PreTokenizerWrapper>,
         is_plain: bool,
-    ) -> Option<Self> {
+    ) -> Option<(Self, Option<ByteLetters>)> {
         let mut steps = Vec::new();
         if let Some(pre_tokenizer) = pre_tokenizer {
             add_steps(pre_tokenizer, &mut steps)?;
@@ -91,24 +94,13 @@ impl Splitter {
                 return None;
             }
         }
-        let mut splitter = Self {
-            steps,
-            letters: None,
-        };
-        if let Some(Step::Bytes(letters)) = splitter.steps.pop_if(|step| step.is_bytes()) {
-            splitter.letters = Some(letters);
-        }
-        Some(splitter)
+        let last = steps.pop_if(|step| step.is_bytes());
+        Some((Self { steps }, last.map(|_| ByteLetters::new())))
     }
 
     /// Whether words consist of letters that stand for bytes.
     pub(super) fn maps_bytes(&self) -> bool {
-        self.letters.is_some() || self.steps.iter().any(Step::is_bytes)
-    }
-
-    /// Takes the last step out: the caller maps the words from [`split`](Self::split) itself, and skips that for known words.
-    pub(super) fn take_letters(&mut self) -> Option<ByteLetters> {
-        self.letters.take()
+        self.steps.iter().any(Step::is_bytes)
     }
 
     /// Calls `each` with every word of `text`. `is_first` says that this is the beginning of a whole text; `sizes` bounds the
@@ -144,7 +136,7 @@ fn add_steps(pre_tokenizer: &PreTokenizerWrapper, steps: &mut Vec<Step>) -> Opti
                 let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
                 steps.push(Step::Expression(Box::new(Expression::new(split.ok()?))));
             }
-            steps.push(Step::Bytes(ByteLetters(Box::new(byte_letters()))));
+            steps.push(Step::Bytes(ByteLetters::new()));
         }
         PreTokenizerWrapper::Split(split) => {
             steps.push(Step::Expression(Box::new(Expression::new(split.clone()))));
