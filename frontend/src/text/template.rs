@@ -131,7 +131,6 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos_token: Option<String>,
     eos_token: Option<String>,
-    has_tool_use: bool,
     /// Whether it recognizes a message with only tool calls by `content` being none.
     tests_for_no_content: bool,
     /// The requested fuel; see [`effective_fuel`](Self::effective_fuel).
@@ -158,7 +157,6 @@ impl ChatTemplate {
             environment: python::environment().map_err(|error| explain(&error, fuel))?,
             bos_token: bos.map(str::to_owned),
             eos_token: eos.map(str::to_owned),
-            has_tool_use: false,
             tests_for_no_content: false,
             fuel,
             bounds: Bounds::DEFAULT,
@@ -175,7 +173,6 @@ impl ChatTemplate {
     /// [`TemplateError::Syntax`] if the template is not valid.
     pub fn try_with_tool_use(mut self, source: &str) -> Result<Self, TemplateError> {
         self.add(TOOL_USE, source)?;
-        self.has_tool_use = true;
         Ok(self)
     }
 
@@ -220,13 +217,10 @@ impl ChatTemplate {
     /// [`TemplateError::TooLarge`] and [`TemplateError::Render`] if it fails.
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
         let tools = input.tools.filter(|tools| !tools.is_empty());
-        let name = match tools {
-            Some(_) if self.has_tool_use => TOOL_USE,
-            Some(_) | None => CHAT,
-        };
+        let of_tools = tools.and_then(|_| self.environment.get_template(TOOL_USE).ok());
         let context = self.context(input, tools);
-        self.environment
-            .get_template(name)
+        of_tools
+            .map_or_else(|| self.environment.get_template(CHAT), Ok)
             .and_then(|template| bounds::counted(self.bounds, || template.render(context)))
             .map_err(|error| explain(&error, self.effective_fuel()))
     }

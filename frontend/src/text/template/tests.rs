@@ -374,7 +374,8 @@ fn the_source_is_found_in_a_tokenizer_config() {
         (source.chat.as_str(), source.tool_use.as_deref()),
         ("default", Some("tool_use"))
     );
-    assert!(source.compile().unwrap().has_tool_use);
+    let template = source.compile().unwrap();
+    assert!(template.environment.get_template(TOOL_USE).is_ok());
 
     assert_eq!(read(&json!({ "bos_token": "<s>" })).unwrap(), None);
     let source =
