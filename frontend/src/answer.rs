@@ -240,10 +240,8 @@ impl Answer {
         let mut rated = ratings.map_or_else(Vec::new, |ratings| std::mem::take(ratings.ready()));
         let Some(splitter) = &mut self.splitter else {
             return Ending {
-                has_calls: false,
-                has_open_call: false,
                 rated,
-                reasoning_tokens: 0,
+                ..Ending::default()
             };
         };
         let said = splitter.said_reasoning_tokens();

@@ -71,7 +71,7 @@ pub struct Completed {
 }
 
 /// The end of a streamed answer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ending {
     /// Whether it calls tools.
     pub has_calls: bool,
