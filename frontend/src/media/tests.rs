@@ -74,15 +74,11 @@ struct Asked {
     held_bytes: usize,
 }
 
-async fn fetch(config: &MediaConfig, may_reach: fn(IpAddr) -> bool, url: &str) -> Asked {
-    fetch_by(config, may_reach, url, None).await
-}
-
 fn fetcher(config: &MediaConfig, connect: Connect) -> Fetcher {
     Fetcher::with(config, connect, WorkThreads::new(NonZeroUsize::MIN))
 }
 
-async fn fetch_by(
+async fn fetch(
     config: &MediaConfig,
     may_reach: fn(IpAddr) -> bool,
     url: &str,
@@ -136,7 +132,7 @@ async fn an_image_of_an_allowed_host_becomes_a_data_url() {
     let config = config(&[&format!("images.test:{port}")]);
     for path in ["cat", "moved"] {
         let url = format!("http://Images.test:{port}/{path}");
-        let asked = fetch(&config, |_| true, &url).await;
+        let asked = fetch(&config, |_| true, &url, None).await;
         let expected = format!("data:image/gif;base64,{}", STANDARD.encode(GIF));
         assert_eq!(asked.held_bytes, expected.len());
         assert_eq!(asked.fetched.unwrap(), expected, "{path}");
@@ -208,13 +204,13 @@ async fn what_is_not_fetched_is_refused_by_its_place() {
         (&small, at("cat"), "--media-max-bytes"),
         (&hasty, at("never"), "within"),
     ] {
-        let asked = fetch(config, |_| true, &url).await;
+        let asked = fetch(config, |_| true, &url, None).await;
         let error = asked.fetched.unwrap_err();
         assert_eq!(error.param, Some("messages[0].content[0]".into()), "{url}");
         assert!(error.to_string().contains(problem), "{url}: {error}");
     }
     // As in production: every name resolves to this machine.
-    let asked = fetch(&allowed, address::is_public, &at("cat")).await;
+    let asked = fetch(&allowed, address::is_public, &at("cat"), None).await;
     let error = asked.fetched.unwrap_err();
     assert!(error.to_string().contains("no public address"), "{error}");
 }
@@ -225,7 +221,7 @@ async fn a_deadline_that_passes_during_a_fetch_is_told_as_everywhere() {
     let port = server().await;
     let config = config(&[&format!("images.test:{port}")]);
     let url = format!("http://images.test:{port}/never");
-    let asked = fetch_by(&config, |_| true, &url, Some(Instant::now())).await;
+    let asked = fetch(&config, |_| true, &url, Some(Instant::now())).await;
     let error = asked.fetched.unwrap_err();
     assert_eq!(error.status, http::StatusCode::GATEWAY_TIMEOUT, "{error}");
     assert_eq!(error.param, None);

@@ -250,29 +250,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_run_of_spaces_leaves_its_last_to_the_word_behind() {
-        let parts = |text: &str| {
-            let mut parts = Vec::new();
-            expression(GPT_2)
-                .split(text, 8, |range| {
-                    parts.push(text[range].to_owned());
-                    Ok(())
-                })
-                .unwrap();
-            parts
-        };
-        assert_eq!(parts("a b"), ["a", " b"]);
-        assert_eq!(parts("a   b"), ["a", "  ", " b"]);
-        assert_eq!(parts("a\n\nb"), ["a", "\n", "\n", "b"]);
-        assert_eq!(
-            parts("a\u{3000}\u{3000}b"),
-            ["a", "\u{3000}", "\u{3000}", "b"]
-        );
-        assert_eq!(parts("a   "), ["a", "   "]);
-        assert_eq!(parts(&" ".repeat(99)), [" ".repeat(99)]);
-    }
-
     static EXPRESSIONS: LazyLock<[Expression; 3]> =
         LazyLock::new(|| [GPT_2, LLAMA_3, DEEPSEEK_3].map(expression));
 
