@@ -12,26 +12,17 @@ use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
 
+/// The name suffix of the function that bounds a whole value: none.
+const WHOLE: &str = "";
+
 /// The name suffix of the function that charges for a read of a value and returns the value.
 pub(super) const PART: &str = "_part";
-
-/// The opening of a call of the function that bounds a whole value.
-const WHOLE: &str = "(";
-
-/// The opening of a call of the function that charges for a read; see [`PART`].
-const READ: &str = "_part(";
 
 /// The name suffix of the function that charges for access to one item and returns the value.
 pub(super) const ITEM: &str = "_item";
 
-/// The opening of its call.
-const REACH: &str = "_item(";
-
 /// The name suffix of the function that charges for a slice and returns a value that can be sliced.
 pub(super) const BASE: &str = "_base";
-
-/// The opening of its call.
-const CUT: &str = "_base(";
 
 /// The name suffix of the filter for values that are tested for equality.
 pub(super) const COMPARED: &str = "_compared";
@@ -173,7 +164,8 @@ struct Found<'t> {
 struct Growing {
     /// Byte range in the source.
     range: Range<usize>,
-    opening: &'static str,
+    /// Follows the function's name.
+    opening: String,
     closing: String,
 }
 
@@ -202,7 +194,7 @@ impl<'t> Found<'t> {
             // At the same offset, closings precede openings, and outer calls enclose inner ones.
             let opening = (start, true, usize::MAX - end, index);
             let closing = (end, false, usize::MAX - start, usize::MAX - index);
-            marks.push((opening, function.to_owned() + growing.opening));
+            marks.push((opening, function.to_owned() + &growing.opening));
             marks.push((closing, growing.closing.clone()));
         }
         for &(end, filter) in &self.filtered {
@@ -222,42 +214,29 @@ impl<'t> Found<'t> {
     }
 
     fn grows(&mut self, span: Span) {
+        let range = span.start_offset as usize..span.end_offset as usize;
+        self.calls(range, WHOLE);
+    }
+
+    fn calls(&mut self, range: Range<usize>, suffix: &'static str) {
         self.growing.push(Growing {
-            range: span.start_offset as usize..span.end_offset as usize,
-            opening: WHOLE,
+            range,
+            opening: format!("{suffix}("),
             closing: ")".to_owned(),
         });
     }
 
     /// Charges for a value that is read, unless the expression that makes it charges for it.
-    fn reads(&mut self, expression: &Expr<'_>, opening: &'static str) {
-        match expression {
-            Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_) => {
-                self.growing.push(Growing {
-                    range: range_of(expression),
-                    opening,
-                    closing: ")".to_owned(),
-                });
-            }
-            Expr::IfExpr(it) => {
-                self.reads(&it.true_expr, opening);
-                if let Some(other) = &it.false_expr {
-                    self.reads(other, opening);
-                }
-            }
-            Expr::BinOp(it) if matches!(it.op, BinOpKind::ScAnd | BinOpKind::ScOr) => {
-                self.reads(&it.left, opening);
-                self.reads(&it.right, opening);
-            }
-            Expr::BinOp(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => {}
-            Expr::Filter(_) | Expr::Test(_) | Expr::Compare(_) | Expr::UnaryOp(_) => {}
-            Expr::Const(_) => {}
+    fn reads(&mut self, expression: &Expr<'_>, suffix: &'static str) {
+        let read = outcomes(expression).into_iter();
+        for expression in read.filter(|outcome| is_uncounted(outcome)) {
+            self.calls(range_of(expression), suffix);
         }
     }
 
     /// Comparing two values reads up to the end of the shorter one. A constant is not a list.
     fn compares(&mut self, left: &Expr<'_>, right: &Expr<'_>) {
-        if is_uncounted(left) && is_uncounted(right) {
+        if outcomes(right).into_iter().any(is_uncounted) {
             self.reads(left, WHOLE);
         }
         if !matches!(left, Expr::Const(_)) && !matches!(right, Expr::Const(_)) {
@@ -273,28 +252,11 @@ impl<'t> Found<'t> {
 
     /// Passes a value through a filter, unless it is certainly neither an iterator nor a slice of a list.
     fn passes(&mut self, expression: &Expr<'_>, filter: &'static str) {
-        match expression {
-            Expr::Var(_)
-            | Expr::GetAttr(_)
-            | Expr::GetItem(_)
-            | Expr::Call(_)
-            | Expr::Slice(_)
-            | Expr::Filter(_) => {
-                let end = expression.span().end_offset as usize;
+        for outcome in outcomes(expression) {
+            if is_uncounted(outcome) || matches!(outcome, Expr::Filter(_)) {
+                let end = outcome.span().end_offset as usize;
                 self.filtered.push((end, filter));
             }
-            Expr::IfExpr(it) => {
-                self.passes(&it.true_expr, filter);
-                if let Some(other) = &it.false_expr {
-                    self.passes(other, filter);
-                }
-            }
-            Expr::BinOp(it) if matches!(it.op, BinOpKind::ScAnd | BinOpKind::ScOr) => {
-                self.passes(&it.left, filter);
-                self.passes(&it.right, filter);
-            }
-            Expr::BinOp(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => {}
-            Expr::Test(_) | Expr::Compare(_) | Expr::UnaryOp(_) | Expr::Const(_) => {}
         }
     }
 
@@ -362,7 +324,7 @@ impl<'t> Found<'t> {
             };
             self.growing.push(Growing {
                 range: end - value.trim_start().len()..end,
-                opening,
+                opening: opening.to_owned(),
                 closing: format!("{closing}{named})"),
             });
         }
@@ -373,7 +335,7 @@ impl<'t> Found<'t> {
     }
 
     fn for_loop(&mut self, it: &ForLoop<'_>, is_repeated: bool) {
-        self.reads(&it.iter, READ);
+        self.reads(&it.iter, PART);
         self.own(&it.iter);
         self.all(&it.filter_expr);
         self.statements(&it.body, true);
@@ -415,7 +377,7 @@ impl<'t> Found<'t> {
             Expr::Map(it) => self.made(it.keys.iter().chain(&it.values), it.span()),
             Expr::UnaryOp(it) => self.own(&it.expr),
             Expr::Slice(it) => {
-                self.reads(&it.expr, CUT);
+                self.reads(&it.expr, BASE);
                 self.own(&it.expr);
                 self.all([&it.start, &it.stop, &it.step].into_iter().flatten());
             }
@@ -461,8 +423,8 @@ impl<'t> Found<'t> {
             Expr::GetAttr(it) => self.own(&it.expr),
             Expr::GetItem(it) => {
                 if !is_near(&it.subscript_expr) {
-                    self.reads(&it.expr, REACH);
-                    self.reads(&it.subscript_expr, READ);
+                    self.reads(&it.expr, ITEM);
+                    self.reads(&it.subscript_expr, PART);
                 }
                 self.all([&it.expr, &it.subscript_expr]);
             }
@@ -532,15 +494,30 @@ impl<'t> Found<'t> {
     }
 }
 
-/// Whether a value may be large and its expression does not count it.
-fn is_uncounted(expression: &Expr<'_>) -> bool {
-    match expression {
-        Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_) => true,
-        Expr::IfExpr(_) => true,
-        Expr::BinOp(it) => matches!(it.op, BinOpKind::ScAnd | BinOpKind::ScOr),
-        Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) | Expr::Const(_) => false,
-        Expr::Filter(_) | Expr::Test(_) | Expr::Compare(_) | Expr::UnaryOp(_) => false,
+/// Returns the expressions one of which has the value of this one.
+fn outcomes<'e, 'a>(expression: &'e Expr<'a>) -> Vec<&'e Expr<'a>> {
+    let (mut open, mut outcomes) = (vec![expression], Vec::new());
+    while let Some(next) = open.pop() {
+        if let Expr::IfExpr(it) = next {
+            open.push(&it.true_expr);
+            open.extend(&it.false_expr);
+        } else if let Expr::BinOp(it) = next
+            && matches!(it.op, BinOpKind::ScAnd | BinOpKind::ScOr)
+        {
+            open.extend([&it.left, &it.right]);
+        } else {
+            outcomes.push(next);
+        }
     }
+    outcomes
+}
+
+/// Whether a value may be large and its expression does not count it.
+fn is_uncounted(outcome: &Expr<'_>) -> bool {
+    matches!(
+        outcome,
+        Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_)
+    )
 }
 
 /// Whether a subscript is a name in the template, or an index small enough to be reached soon in a text.
