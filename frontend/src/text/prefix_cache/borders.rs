@@ -14,7 +14,9 @@
 //! Added tokens that are searched for in normalized text (`"normalized": true`) are not borders. Nor are those that must be whole
 //! words, because they depend on both sides.
 
-use aho_corasick::{AhoCorasick, FindIter, MatchKind};
+use std::iter;
+
+use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::Tokenizer;
 
 /// The added tokens that the tokenizer searches for first, and which of them are borders.
@@ -61,16 +63,34 @@ impl Borders {
 
     /// Returns the windows of a text, in order; at least one. A window does not depend on the text after it, unless more text
     /// makes its border a longer token.
-    pub(super) fn windows<'a>(&'a self, text: &'a str) -> Windows<'a> {
-        Windows {
-            borders: self,
-            matches: self.matcher.find_iter(text),
-            text,
-            begin: 0,
-            seen: 0,
-            leading: None,
-            is_done: false,
-        }
+    pub(super) fn windows<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Window<'a>> {
+        let mut matches = self.matcher.find_iter(text);
+        // The start of the next window, and the end of the previous one.
+        let (mut begin, mut seen) = (0, 0);
+        let mut leading = None;
+        let mut is_done = false;
+        iter::from_fn(move || {
+            for found in matches.by_ref() {
+                let token = self.tokens[found.pattern().as_usize()];
+                if !token.is_border || found.end() - seen < self.min_window_bytes {
+                    continue;
+                }
+                let window = Window {
+                    text: &text[begin..found.end()],
+                    leading,
+                    trailing: Some(token.id),
+                };
+                (begin, seen) = (found.start(), found.end());
+                leading = Some(token.id);
+                return Some(window);
+            }
+            let has_rest = seen < text.len() || leading.is_none();
+            (has_rest && !std::mem::replace(&mut is_done, true)).then(|| Window {
+                text: &text[begin..],
+                leading,
+                trailing: None,
+            })
+        })
     }
 }
 
@@ -105,45 +125,5 @@ impl<'a> Window<'a> {
             Some(trailing) if added.last() != Some(&trailing) => None,
             Some(_) | None => Some(added),
         }
-    }
-}
-
-/// The windows of a text.
-pub(super) struct Windows<'a> {
-    borders: &'a Borders,
-    matches: FindIter<'a, 'a>,
-    text: &'a str,
-    /// The start of the next window.
-    begin: usize,
-    /// The end of the previous window.
-    seen: usize,
-    leading: Option<u32>,
-    is_done: bool,
-}
-
-impl<'a> Iterator for Windows<'a> {
-    type Item = Window<'a>;
-
-    fn next(&mut self) -> Option<Window<'a>> {
-        for found in self.matches.by_ref() {
-            let token = self.borders.tokens[found.pattern().as_usize()];
-            if !token.is_border || found.end() - self.seen < self.borders.min_window_bytes {
-                continue;
-            }
-            let window = Window {
-                text: &self.text[self.begin..found.end()],
-                leading: self.leading,
-                trailing: Some(token.id),
-            };
-            (self.begin, self.seen) = (found.start(), found.end());
-            self.leading = Some(token.id);
-            return Some(window);
-        }
-        let has_rest = self.seen < self.text.len() || self.leading.is_none();
-        (has_rest && !std::mem::replace(&mut self.is_done, true)).then(|| Window {
-            text: &self.text[self.begin..],
-            leading: self.leading,
-            trailing: None,
-        })
     }
 }
