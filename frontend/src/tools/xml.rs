@@ -50,17 +50,6 @@ enum State {
     Value(BareValue),
 }
 
-/// What is known about a name's length.
-enum NameLen {
-    Open,
-    /// Its length in bytes, without and with its end.
-    Known {
-        len: usize,
-        taken: usize,
-    },
-    TooLong,
-}
-
 /// The next step after a piece of a value.
 enum Then {
     Wait,
@@ -154,29 +143,8 @@ impl XmlParser {
         }
     }
 
+    /// The name ends at any marker, or at white space if the dialect has no marker for it.
     fn name(&mut self, out: &mut Deltas) -> bool {
-        let (len, taken) = match self.name_len() {
-            NameLen::Open => return false,
-            NameLen::TooLong => {
-                self.state = State::Outside;
-                return true;
-            }
-            NameLen::Known { len, taken } => (len, taken),
-        };
-        let text = self.cut(taken);
-        text[..len].trim().clone_into(&mut self.name);
-        self.keys.clear();
-        self.state = if self.name.is_empty() {
-            State::Outside
-        } else {
-            out.tool_call(&self.name, "");
-            State::Parameters
-        };
-        true
-    }
-
-    /// Where the name ends: at any marker, or at white space if the dialect has no marker for it.
-    fn name_len(&self) -> NameLen {
         let marks = self.marks;
         let own = [marks.call_end, marks.key, marks.call];
         let others = own.into_iter().chain(marks.ignored.iter().copied());
@@ -190,16 +158,26 @@ impl XmlParser {
         let blank = trim_start_len(&self.held);
         let name = self.held.get(blank..len).unwrap_or_default();
         let space = name.find(char::is_whitespace).map(|len| blank + len);
-        match (space.filter(|_| marks.name_end.is_none()), taken) {
-            (Some(space), _) => NameLen::Known {
-                len: space,
-                taken: space,
-            },
+        let (len, taken) = match (space.filter(|_| marks.name_end.is_none()), taken) {
+            (Some(space), _) => (space, space),
             // Independent of how the text is cut: the certain part grows up to the marker.
-            (None, _) if len > MAX_NAME_BYTES => NameLen::TooLong,
-            (None, Some(taken)) => NameLen::Known { len, taken },
-            (None, None) => NameLen::Open,
-        }
+            (None, _) if len > MAX_NAME_BYTES => {
+                self.state = State::Outside;
+                return true;
+            }
+            (None, Some(taken)) => (len, taken),
+            (None, None) => return false,
+        };
+        let text = self.cut(taken);
+        text[..len].trim().clone_into(&mut self.name);
+        self.keys.clear();
+        self.state = if self.name.is_empty() {
+            State::Outside
+        } else {
+            out.tool_call(&self.name, "");
+            State::Parameters
+        };
+        true
     }
 
     fn parameters(&mut self, out: &mut Deltas) -> bool {
