@@ -61,36 +61,22 @@ async fn collected(answer: Answer) -> Result<(Message, AnswerEnd), ApiError> {
 }
 
 #[tokio::test]
-async fn the_text_and_the_engines_own_end_come_through() {
-    let items = vec![text("a ", 1), text("b", 2), finished(Finish::length(), 3)];
-    let (read, end) = collected(answer(items, &["never"])).await.unwrap();
-    assert_eq!(
-        (read.content.as_str(), end.reason),
-        ("a b", FinishReason::Length)
-    );
-    assert_eq!(
-        (end.usage.prompt_tokens, end.usage.completion_tokens),
-        (3, 3)
-    );
-}
-
-#[tokio::test]
-async fn a_stop_string_ends_the_answer_at_its_token() {
-    let items = vec![
-        text("one t", 2),
-        text("wo three", 2),
-        text(" four", 1),
-        finished(Finish::length(), 5),
-    ];
-    let (read, end) = collected(answer(items, &["two"])).await.unwrap();
-    assert_eq!(
-        (read.content.as_str(), end.reason),
-        ("one ", FinishReason::Stop)
-    );
-    assert_eq!(
-        (end.usage.prompt_tokens, end.usage.completion_tokens),
-        (3, 4)
-    );
+async fn an_answer_ends_at_a_stop_strings_token_or_as_the_engine_says() {
+    for (stop, content, reason, tokens) in [
+        ("never", "one two three four", FinishReason::Length, 5),
+        ("two", "one ", FinishReason::Stop, 4),
+    ] {
+        let items = vec![
+            text("one t", 2),
+            text("wo three", 2),
+            text(" four", 1),
+            finished(Finish::length(), 5),
+        ];
+        let (read, end) = collected(answer(items, &[stop])).await.unwrap();
+        assert_eq!((read.content.as_str(), end.reason), (content, reason));
+        let usage = (end.usage.prompt_tokens, end.usage.completion_tokens);
+        assert_eq!(usage, (3, tokens));
+    }
 }
 
 #[tokio::test]
