@@ -202,7 +202,7 @@ impl Key {
         if let Some(Err(wait)) = self.tokens.as_ref().map(Quota::check) {
             return Err(used_up("tokens", wait));
         }
-        if let Some(Err(wait)) = self.requests.as_ref().map(|quota| quota.take(1)) {
+        if let Some(Err(wait)) = self.requests.as_ref().map(Quota::take) {
             return Err(used_up("requests", wait));
         }
         Ok(())

@@ -36,23 +36,23 @@ impl Quota {
         self.per_minute
     }
 
-    /// Takes `amount` if it is available.
+    /// Takes one if it is available.
     ///
     /// # Errors
     /// The time until it will be.
-    pub(super) fn take(&self, amount: u64) -> Result<(), Duration> {
+    pub(super) fn take(&self) -> Result<(), Duration> {
         let mut bucket = self.filled();
-        self.has(&bucket, as_f64(amount))?;
-        bucket.left -= as_f64(amount);
+        self.has_one(&bucket)?;
+        bucket.left -= 1.0;
         Ok(())
     }
 
-    /// Whether anything is left.
+    /// Whether one is left.
     ///
     /// # Errors
-    /// The time until something will be.
+    /// The time until it will be.
     pub(super) fn check(&self) -> Result<(), Duration> {
-        self.has(&self.filled(), 1.0)
+        self.has_one(&self.filled())
     }
 
     /// Takes `amount`, whether it is available or not.
@@ -60,11 +60,11 @@ impl Quota {
         self.filled().left -= as_f64(amount);
     }
 
-    fn has(&self, bucket: &Bucket, amount: f64) -> Result<(), Duration> {
-        if bucket.left >= amount {
+    fn has_one(&self, bucket: &Bucket) -> Result<(), Duration> {
+        if bucket.left >= 1.0 {
             return Ok(());
         }
-        let missing = (amount - bucket.left) / self.a_second();
+        let missing = (1.0 - bucket.left) / self.a_second();
         // A debt that takes centuries is a wait of the longest duration.
         Err(Duration::try_from_secs_f64(missing).unwrap_or(Duration::MAX))
     }
