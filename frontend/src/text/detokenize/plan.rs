@@ -61,8 +61,13 @@ impl Chain {
         if let Some(decoder) = decoder {
             flatten(decoder, &mut stages);
         }
-        for stage in &stages {
-            check(stage)?;
+        let cuts_ends = |stage: &&DecoderWrapper| matches!(stage, DecoderWrapper::Strip(strip) if strip.stop > 0);
+        if stages.iter().any(cuts_ends) {
+            // It would make the `tokenizers` crate panic.
+            let reason = "Strip with `stop` above 0 cannot decode tokens shorter than `stop`";
+            return Err(TokenizerError::UnsupportedDecoder {
+                reason: reason.to_owned(),
+            });
         }
 
         let mut division = Division {
@@ -183,18 +188,6 @@ impl Division {
         };
         true
     }
-}
-
-/// Refuses a decoder that would make the `tokenizers` crate panic.
-fn check(stage: &DecoderWrapper) -> Result<(), TokenizerError> {
-    if let DecoderWrapper::Strip(strip) = stage
-        && strip.stop > 0
-    {
-        return Err(TokenizerError::UnsupportedDecoder {
-            reason: "Strip with `stop` above 0 cannot decode tokens shorter than `stop`".to_owned(),
-        });
-    }
-    Ok(())
 }
 
 fn flatten<'a>(decoder: &'a DecoderWrapper, stages: &mut Vec<&'a DecoderWrapper>) {
