@@ -103,14 +103,22 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid_and_each_bad_value_is_named() {
+        type Change = fn(&mut FileDiscoveryConfig);
         FileDiscoveryConfig::default().validate().unwrap();
-        let ms = Duration::from_millis;
-        let bad: [(&str, &dyn Fn(&mut FileDiscoveryConfig)); 5] = [
-            ("heartbeat_interval", &|it| it.heartbeat_interval = ms(0)),
-            ("scan_interval", &|it| it.scan_interval = ms(9)),
-            ("time_to_live", &|it| it.time_to_live = ms(999)),
-            ("scan_interval", &|it| it.scan_interval = ms(501)),
-            ("max_lease_bytes", &|it| it.max_lease_bytes = 0),
+        let bad: [(&str, Change); 5] = [
+            ("heartbeat_interval", |it| {
+                it.heartbeat_interval = Duration::from_millis(0)
+            }),
+            ("scan_interval", |it| {
+                it.scan_interval = Duration::from_millis(9)
+            }),
+            ("time_to_live", |it| {
+                it.time_to_live = Duration::from_millis(999)
+            }),
+            ("scan_interval", |it| {
+                it.scan_interval = Duration::from_millis(501)
+            }),
+            ("max_lease_bytes", |it| it.max_lease_bytes = 0),
         ];
         for (field, change) in bad {
             let mut config = FileDiscoveryConfig::default();
