@@ -514,10 +514,12 @@ fn outcomes<'e, 'a>(expression: &'e Expr<'a>) -> Vec<&'e Expr<'a>> {
 
 /// Whether a value may be large and its expression does not count it.
 fn is_uncounted(outcome: &Expr<'_>) -> bool {
-    matches!(
-        outcome,
-        Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_)
-    )
+    match outcome {
+        Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_) => true,
+        Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) | Expr::Const(_) => false,
+        Expr::Filter(_) | Expr::Test(_) | Expr::Compare(_) | Expr::UnaryOp(_) => false,
+        Expr::IfExpr(_) | Expr::BinOp(_) => false,
+    }
 }
 
 /// Whether a subscript is a name in the template, or an index small enough to be reached soon in a text.
