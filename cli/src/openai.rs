@@ -54,15 +54,15 @@ pub(crate) struct Choice {
 struct Delta {
     content: Option<String>,
     reasoning_content: Option<String>,
+    /// Another name of `reasoning_content`. A server may send both.
     reasoning: Option<String>,
 }
 
 impl Choice {
     /// Its texts, those of reasoning included.
     pub(crate) fn texts(self) -> impl Iterator<Item = String> {
-        let delta = self
-            .delta
-            .map(|it| [it.reasoning_content, it.reasoning, it.content]);
+        let delta = self.delta;
+        let delta = delta.map(|it| [it.reasoning_content.or(it.reasoning), it.content]);
         delta.into_iter().flatten().flatten().chain(self.text)
     }
 }

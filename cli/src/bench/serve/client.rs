@@ -335,7 +335,7 @@ mod tests {
         };
         for data in [
             r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#,
-            r#"{"choices":[{"delta":{"reasoning_content":"a"}}]}"#,
+            r#"{"choices":[{"delta":{"reasoning_content":"a","reasoning":"a"}}]}"#,
             r#"{"choices":[{"delta":{"content":"b"}}]}"#,
             r#"{"choices":[{"text":"c"}],"usage":null}"#,
             r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}}"#,
