@@ -35,3 +35,15 @@ impl TlsContext {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_tls_names_the_flag() {
+        let error = TlsContext::try_new(&WireTls::new("")).err().unwrap();
+        assert!(error.message().contains("--features tls"), "{error}");
+        assert_eq!(error.at().map(|at| at.name()), Some("--wire-tls-ca"));
+    }
+}
