@@ -55,11 +55,9 @@ impl RemoteOutputs {
     }
 
     async fn next(&mut self) -> Option<Result<Output, EngineError>> {
-        if self.ctx.is_cancelled() {
-            return Some(Ok(self.end_as_cancelled().await));
-        }
         tokio::select! {
             biased;
+            () = self.ctx.cancelled() => Some(Ok(self.end_as_cancelled().await)),
             item = self.outputs.next() => {
                 if let Some(Ok(output)) = &item {
                     self.streamed_tokens = self.streamed_tokens.saturating_add(output.token_count());
@@ -67,7 +65,6 @@ impl RemoteOutputs {
                 item
             }
             () = self.stop.cancelled() => Some(Err(stopped())),
-            () = self.ctx.cancelled() => Some(Ok(self.end_as_cancelled().await)),
         }
     }
 
@@ -101,4 +98,30 @@ impl RemoteOutputs {
 /// The error of a request to a stopped engine.
 pub(super) fn stopped() -> EngineError {
     EngineError::engine_shutdown("the engine was stopped")
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_the_worker_sends_after_a_cancellation_is_dropped() {
+        let (worker, sent) = oneshot::channel();
+        let items = stream::once(async move { sent.await.unwrap() });
+        let items = OutputStream::from_raw(Box::pin(items));
+        let (ctx, stop) = (RequestContext::new("a"), CancellationToken::new());
+        let contexts = (ctx.clone(), ctx.detached());
+        let mut outputs = RemoteOutputs::stream(Some(items), contexts, &stop, Some(3));
+        assert!(outputs.next().now_or_never().is_none());
+        ctx.cancel(CancelReason::Client);
+        worker.send(Ok(Output::from(7))).unwrap();
+        let Output::Finished(finished) = outputs.next().await.unwrap().unwrap() else {
+            panic!("the worker's token was passed on");
+        };
+        assert_eq!(finished.usage.completion_tokens, 0);
+        assert!(outputs.next().await.is_none());
+    }
 }
