@@ -1,5 +1,6 @@
 //! The routes, what handlers share, and the server's health.
 
+use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -44,8 +45,17 @@ use crate::openai::{chat_name, completion_name, embedding_name, rerank_name, sco
 use crate::responses::{ResponseStore, param_name};
 
 /// What handlers share. Clones are cheap: every layer and handler gets one.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct App(Arc<AppState>);
+
+/// Without stored responses: a server's debug output may reach a log.
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App")
+            .field("models", &self.models)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Deref for App {
     type Target = AppState;
@@ -56,7 +66,7 @@ impl Deref for App {
 }
 
 /// The state of an [`App`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct AppState {
     pub(super) models: Models,
     /// Asks the models' workers for their load.
