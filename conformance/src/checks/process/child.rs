@@ -51,7 +51,12 @@ fn read(trial: &Trial, worker: &mut Worker, stream: u32) -> Result<Read, Stop> {
                 return Ok(read);
             }
             Arrival::Closed => fail!("the process closed its socket in the middle of an answer"),
-            _ => {}
+            Arrival::Item(..)
+            | Arrival::Config(_)
+            | Arrival::End(_)
+            | Arrival::Error(..)
+            | Arrival::Pong(_)
+            | Arrival::GoAway => {}
         }
     }
 }
@@ -217,7 +222,12 @@ fn until_ended(
                 fail!("a Cancel ended the stream beside it")
             }
             Arrival::Closed => fail!("a Cancel ended the process"),
-            _ => {}
+            Arrival::Item(..)
+            | Arrival::Config(_)
+            | Arrival::End(_)
+            | Arrival::Error(..)
+            | Arrival::Pong(_)
+            | Arrival::GoAway => {}
         }
     }
 }
