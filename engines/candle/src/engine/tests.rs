@@ -150,10 +150,34 @@ async fn a_guided_answer_is_as_long_as_it_is_to_be_at_least() {
     }
 }
 
-/// Neither read nor dropped: the hint makes the thread look.
+/// The kit refuses such requests itself, before the engine sees them.
 #[tokio::test]
-async fn an_aborted_request_frees_what_it_holds() {
+async fn bad_requests_are_refused_before_any_token() {
     let live = Live::start(Fake::default()).await;
+    let mut many = request(&[1], 1);
+    many.output.logprobs = Some(21);
+    for (bad, kind) in [
+        (request(&[], 1), ErrorKind::InvalidArgument),
+        (request(&[TokenId::MAX], 1), ErrorKind::InvalidArgument),
+        (request(&[1], 0), ErrorKind::InvalidArgument),
+        (many, ErrorKind::InvalidArgument),
+        (request(&[5; 2048], 1), ErrorKind::ContextLengthExceeded),
+    ] {
+        assert_eq!(live.send(bad).await.map(drop).unwrap_err().kind(), kind);
+    }
+}
+
+#[tokio::test]
+async fn dropped_and_aborted_requests_free_what_they_hold() {
+    let live = Live::start(Fake::default()).await;
+    let mut outputs = live.send(request(&[1; 50], 1000)).await.unwrap();
+    assert!(matches!(
+        in_time(outputs.next()).await,
+        Some(Ok(Output::Tokens(_)))
+    ));
+    drop(outputs);
+    live.idle().await;
+    // Neither read nor dropped: the hint makes the thread look.
     let ctx = RequestContext::new("aborted");
     let unread = live
         .engine
