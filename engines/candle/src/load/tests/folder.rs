@@ -272,6 +272,20 @@ fn progress_ends_at_all() {
     assert!(last.all_bytes > 50_000, "{last:?}");
 }
 
+#[test]
+fn an_error_of_the_report_ends_loading() {
+    let open = OpenModel::open(&reference("qwen2")).unwrap();
+    let mut loaded = 0;
+    let mut weights = open.weights(options(Quantization::None), |done| {
+        loaded = done.tensors;
+        let problem = candle_core::Error::Msg("enough".into());
+        Err(LoadError::candle("the model", problem))
+    });
+    assert!(Model::try_new(&open.config, &mut weights).is_err());
+    drop(weights);
+    assert_eq!(loaded, 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
