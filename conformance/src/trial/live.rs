@@ -374,7 +374,11 @@ impl Live {
     ) -> Result<Running, Stop> {
         match self.try_generate(request, ctx).await? {
             Ok(running) => Ok(running),
-            Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+            Err(error) => fail!(
+                "the {} instance refused a good request: {error} ({})",
+                self.start.role,
+                error.kind()
+            ),
         }
     }
 
