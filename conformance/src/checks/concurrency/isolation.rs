@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 
-use futures_util::future::join;
+use futures_util::future::{OptionFuture, join};
 use futures_util::{FutureExt, StreamExt};
 use genset_backend_common::{
     CancelReason, GenerateRequest, Input, RequestContext, config::InputKind, request::ScorePair,
@@ -175,10 +175,16 @@ pub(super) async fn same_id(trial: Trial) -> CheckResult {
     let twin =
         RequestContext::new(ctx.id()).with_prompt_tokens(second.prompt_tokens().unwrap_or(0));
     let first = Begun::of(live.begin(first, ctx).await?).await?;
-    // The second is polled first, so it is sent before the first continues.
-    let (second, first) = join(live.outcome(second, twin), first.finish()).await;
+    // It is sent before the first continues.
+    let second = match live.try_generate(second, twin).await? {
+        Ok(running) => Some(running.finish()),
+        Err(_refused) => None,
+    };
+    let (first, second) = join(first.finish(), OptionFuture::from(second)).await;
     ensure_apart(&first?, 8, &alone[0], &alone)?;
-    let second = second?;
+    let Some(second) = second.transpose()? else {
+        return Ok(());
+    };
     let is_refused = second.items.len() == 1 && second.error().is_some();
     if is_refused {
         return Ok(());
