@@ -66,7 +66,7 @@ impl<const ROWS: usize> Group<ROWS> {
     unsafe fn sum<const N: usize>(self, at: usize, row: usize) -> i32 {
         // SAFETY: as in `words`.
         unsafe {
-            if const { N == HALF_WORDS } {
+            if N == HALF_WORDS {
                 *self.sums.add(at * ROWS + row)
             } else {
                 *self.sums.add(2 * at * ROWS + row) + *self.sums.add((2 * at + 1) * ROWS + row)
@@ -79,7 +79,7 @@ impl<const ROWS: usize> Group<ROWS> {
     unsafe fn scaled_sum<const N: usize>(self, at: usize, row: usize) -> f32 {
         // SAFETY: as in `words`.
         unsafe {
-            if const { N == HALF_WORDS } {
+            if N == HALF_WORDS {
                 #[expect(clippy::cast_precision_loss, reason = "at most 16 * 127")]
                 let sum = self.sum::<N>(at, row) as f32;
                 sum * self.scale(at / 2, row)
@@ -123,7 +123,7 @@ impl<I: Instructions> BlockWeights<I> {
         // SAFETY: the caller's promise, and the tile has this unit.
         unsafe {
             let words = weights::<I, F>(values, lane);
-            let scales = if const { F::Head::WIDTH == BLOCK } {
+            let scales = if F::Head::WIDTH == BLOCK {
                 [tile.head.vectors::<I>(head, unit, lane); 2]
             } else {
                 [
@@ -146,7 +146,7 @@ impl<I: Instructions> BlockWeights<I> {
         let [first, second] = self.scales;
         // SAFETY: the caller's promise.
         unsafe {
-            if const { F::Head::WIDTH == BLOCK } {
+            if F::Head::WIDTH == BLOCK {
                 return add::<I, F, ROWS, WORDS>(group, block, &self.words, first, totals);
             }
             let [a, b, c, d, after @ ..] = self.words;
@@ -185,7 +185,7 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
     // SAFETY: the caller's promise, here and below.
     unsafe {
         let mut alone = 0;
-        if const { I::MAY_DOT_TWO && ROWS > 1 } {
+        if I::MAY_DOT_TWO {
             while alone + 1 < ROWS {
                 let row = alone;
                 let words = group.words(at * N, row);
@@ -205,7 +205,7 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
             ($row:expr, $total:expr) => {{
                 let words = group.words(at * N, $row);
                 let start = I::splat_integer(start::<I, F, ROWS, N>(group, at, $row));
-                let sum = if const { is_signed::<I, F>() } {
+                let sum = if is_signed::<I, F>() {
                     I::signed_dot(start, weights, words, 2 * ROWS)
                 } else {
                     I::dot(start, weights, words, 2 * ROWS, step::<F>())
@@ -213,7 +213,7 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
                 scale::<I, F, ROWS, N>(group, at, $row, sum, scales, $total);
             }};
         }
-        if const { ROWS < GROUP_ROWS || !I::HOLDS_TOTALS } {
+        if ROWS < GROUP_ROWS || !I::HOLDS_TOTALS {
             for (row, total) in totals.iter_mut().enumerate().skip(alone) {
                 add_row!(row, total);
             }
@@ -240,7 +240,7 @@ unsafe fn start<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
     at: usize,
     row: usize,
 ) -> i32 {
-    if const { F::ZERO == 0 || is_signed::<I, F>() } {
+    if F::ZERO == 0 || is_signed::<I, F>() {
         0
     } else {
         // SAFETY: the caller's promise.
@@ -262,7 +262,7 @@ unsafe fn scale<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
     unsafe {
         let row_scale = I::splat(group.scale(at * N / WORDS, row));
         *total = I::multiply_add(I::to_floats(sum), I::multiply(scale, row_scale), *total);
-        if const { F::Head::HAS_MIN } {
+        if F::Head::HAS_MIN {
             let row_sum = I::splat(group.scaled_sum::<N>(at, row));
             *total = I::multiply_subtract(min, row_sum, *total);
         }
@@ -323,7 +323,7 @@ unsafe fn weights<I: Instructions, F: Format>(
                 *word = I::look_up(table, *word);
             }
         }
-        if const { is_signed::<I, F>() } {
+        if is_signed::<I, F>() {
             for word in &mut words {
                 *word = I::xor(*word, I::splat_byte(128));
             }
