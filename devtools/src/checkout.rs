@@ -43,8 +43,8 @@ pub struct Config {
 
 /// Reads the tokenizer of the model in `folder`.
 ///
-/// Parses it by the tokenizers crate's own code: its `from_file` is generic, and every program that calls it compiles ten seconds
-/// longer.
+/// Parses it by the tokenizers crate's own code: its `from_file` is generic, and an optimized program that calls it compiles ten
+/// seconds longer.
 ///
 /// # Errors
 /// If `tokenizer.json` cannot be read.
