@@ -17,6 +17,7 @@ pub use media::{MAX_MEDIA, Media, MediaError, MediaFormat, MediaKind, Part, Part
 pub use resuming::NotResumable;
 pub use shared::Shared;
 
+use crate::config::GuidedKind;
 use crate::error::{EngineError, RequestField};
 use crate::transfer::TransferParams;
 
@@ -205,6 +206,20 @@ pub enum GuidedDecoding {
     Choice(Vec<String>),
     /// A context-free grammar in the engine's documented notation.
     Grammar(String),
+}
+
+impl GuidedDecoding {
+    /// The ability that an engine must declare to enforce it.
+    #[must_use]
+    pub const fn kind(&self) -> GuidedKind {
+        match self {
+            Self::JsonObject => GuidedKind::JsonObject,
+            Self::JsonSchema(_) => GuidedKind::JsonSchema,
+            Self::Regex(_) => GuidedKind::Regex,
+            Self::Choice(_) => GuidedKind::Choice,
+            Self::Grammar(_) => GuidedKind::Grammar,
+        }
+    }
 }
 
 impl GenerateRequest {

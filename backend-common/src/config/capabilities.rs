@@ -356,14 +356,7 @@ impl Capabilities {
     }
 
     fn check_guided(&self, guided: &GuidedDecoding) -> Result<(), EngineError> {
-        let kind = match guided {
-            GuidedDecoding::JsonObject => GuidedKind::JsonObject,
-            GuidedDecoding::JsonSchema(_) => GuidedKind::JsonSchema,
-            GuidedDecoding::Regex(_) => GuidedKind::Regex,
-            GuidedDecoding::Choice(_) => GuidedKind::Choice,
-            GuidedDecoding::Grammar(_) => GuidedKind::Grammar,
-        };
-        if self.guided.contains(&kind) {
+        if self.guided.contains(&guided.kind()) {
             Ok(())
         } else {
             Err(undeclared(

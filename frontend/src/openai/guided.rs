@@ -59,7 +59,7 @@ impl GuidedOptions {
     /// # Errors
     /// A 400 that names the field.
     pub fn check(self, declared: &BTreeSet<GuidedKind>) -> Result<GuidedDecoding, ApiError> {
-        if declared.contains(&kind(&self.decoding)) {
+        if declared.contains(&self.decoding.kind()) {
             return Ok(self.decoding);
         }
         // A JSON schema can express "any object" too.
@@ -93,16 +93,6 @@ pub(super) fn join(
             );
             Err(ApiError::invalid(second.field, problem))
         }
-    }
-}
-
-fn kind(decoding: &GuidedDecoding) -> GuidedKind {
-    match decoding {
-        GuidedDecoding::JsonObject => GuidedKind::JsonObject,
-        GuidedDecoding::JsonSchema(_) => GuidedKind::JsonSchema,
-        GuidedDecoding::Regex(_) => GuidedKind::Regex,
-        GuidedDecoding::Choice(_) => GuidedKind::Choice,
-        GuidedDecoding::Grammar(_) => GuidedKind::Grammar,
     }
 }
 
