@@ -79,7 +79,6 @@ fn request(live: &Live, guided: GuidedDecoding, seed: u64) -> GenerateRequest {
 
 /// A grammar, and a test for its texts.
 struct Case {
-    kind: GuidedKind,
     guided: GuidedDecoding,
     holds: Box<dyn Fn(&str) -> bool + Send + Sync>,
 }
@@ -87,7 +86,6 @@ struct Case {
 impl Case {
     fn regex(pattern: &str, holds: fn(&str) -> bool) -> Self {
         Self {
-            kind: GuidedKind::Regex,
             guided: GuidedDecoding::Regex(pattern.into()),
             holds: Box::new(holds),
         }
@@ -96,7 +94,6 @@ impl Case {
     fn choice(texts: &[&str]) -> Self {
         let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
         Self {
-            kind: GuidedKind::Choice,
             guided: GuidedDecoding::Choice(texts.clone()),
             holds: Box::new(move |text| texts.iter().any(|choice| choice == text)),
         }
@@ -104,7 +101,6 @@ impl Case {
 
     fn schema(schema: Value) -> Self {
         Self {
-            kind: GuidedKind::JsonSchema,
             guided: GuidedDecoding::JsonSchema(schema.clone()),
             holds: Box::new(move |text| {
                 value_of(text).is_some_and(|value| schema::validates(&schema, &value))
@@ -114,14 +110,14 @@ impl Case {
 
     fn object() -> Self {
         Self {
-            kind: GuidedKind::JsonObject,
             guided: GuidedDecoding::JsonObject,
             holds: Box::new(|text| value_of(text).is_some_and(|value| value.is_object())),
         }
     }
 
     fn is_declared(&self, live: &Live) -> bool {
-        live.config.capabilities.guided.contains(&self.kind)
+        let kinds = &live.config.capabilities.guided;
+        kinds.contains(&self.guided.kind())
     }
 }
 

@@ -4,9 +4,7 @@
 //! receives no options that count them as generated.
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{
-    FinishReason, GenerateRequest, GuidedDecoding, Input, TokenId, config::GuidedKind,
-};
+use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, Input, TokenId};
 use serde_json::json;
 
 use crate::answer::Answer;
@@ -220,7 +218,7 @@ async fn guided_resume(trial: Trial) -> CheckResult {
 }
 
 /// One text for each kind of grammar that all engines understand alike.
-pub(super) fn grammars() -> [(GuidedKind, GuidedDecoding); 4] {
+pub(super) fn grammars() -> [GuidedDecoding; 4] {
     let texts = [
         "The quick brown fox jumps over the lazy dog.",
         "Pack my box with five dozen liquor jugs.",
@@ -233,28 +231,22 @@ pub(super) fn grammars() -> [(GuidedKind, GuidedDecoding); 4] {
         },
     });
     [
-        (
-            GuidedKind::Choice,
-            GuidedDecoding::Choice(texts.map(str::to_owned).into()),
-        ),
-        (
-            GuidedKind::Regex,
-            GuidedDecoding::Regex("[a-z]{12} [0-9]{12}".into()),
-        ),
-        (GuidedKind::JsonObject, GuidedDecoding::JsonObject),
-        (GuidedKind::JsonSchema, GuidedDecoding::JsonSchema(schema)),
+        GuidedDecoding::Choice(texts.map(str::to_owned).into()),
+        GuidedDecoding::Regex("[a-z]{12} [0-9]{12}".into()),
+        GuidedDecoding::JsonObject,
+        GuidedDecoding::JsonSchema(schema),
     ]
 }
 
 pub(super) fn declared(
     live: &Live,
-    grammars: &[(GuidedKind, GuidedDecoding)],
+    grammars: &[GuidedDecoding],
 ) -> Result<Vec<GuidedDecoding>, Stop> {
     let kinds = &live.config.capabilities.guided;
     let guided: Vec<GuidedDecoding> = grammars
         .iter()
-        .filter(|(kind, _)| kinds.contains(kind))
-        .map(|(_, guided)| guided.clone())
+        .filter(|guided| kinds.contains(&guided.kind()))
+        .cloned()
         .collect();
     if guided.is_empty() {
         skip!(
