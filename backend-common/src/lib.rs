@@ -21,6 +21,7 @@ pub mod error;
 pub mod handles;
 pub mod inbox;
 pub mod kv;
+pub mod machine;
 mod named;
 pub mod output;
 pub mod ports;

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::thread::available_parallelism;
 
-use crate::control_groups::{self, Folder};
+use genset_backend_common::machine::ControlGroup;
 
 /// The default number of threads that compute on this machine's CPU.
 #[must_use]
@@ -154,15 +154,15 @@ fn by_capacity(root: &Path, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
 
 /// The CPU time that the control groups allow, in whole processors, at least 1.
 fn limit(root: &Path) -> Option<usize> {
-    let folders = control_groups::folders(root, "cpu").into_iter();
-    let limits = folders.filter_map(|folder| {
-        let (quota_us, period_us) = match folder {
-            Folder::First(folder) => (
+    let groups = ControlGroup::of_process(root, "self", "cpu").into_iter();
+    let limits = groups.filter_map(|group| {
+        let (quota_us, period_us) = match group {
+            ControlGroup::First(folder) => (
                 // -1 means no limit.
                 number::<u64>(&folder.join("cpu.cfs_quota_us"))?,
                 number::<u64>(&folder.join("cpu.cfs_period_us"))?,
             ),
-            Folder::Second(folder) => {
+            ControlGroup::Second(folder) => {
                 let text = read(&folder.join("cpu.max"))?;
                 let (quota, period) = text.split_once(' ')?;
                 (quota.parse().ok()?, period.parse().ok()?)
@@ -197,9 +197,19 @@ fn processors(list: &str) -> Option<BTreeSet<usize>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::control_groups::tests::tree;
+
+    /// A root with these files.
+    pub(crate) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        root
+    }
 
     /// Checks the threads and the reason for a machine with these files.
     #[track_caller]

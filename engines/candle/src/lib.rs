@@ -29,7 +29,6 @@
 //! ```
 
 mod args;
-mod control_groups;
 mod cores;
 mod embedding;
 mod engine;

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{Device, quantized::GgmlDType};
+use genset_backend_common::machine::{ControlGroup, meminfo};
 
 use super::TensorFiles;
 use super::plan::PlannedTensor;
 use super::tensors::bytes_of;
 use super::weights::{WeightOptions, to_u64};
-use crate::control_groups::{self, Folder};
 use crate::error::{Bytes, LoadError};
 use crate::model::WeightType;
 use crate::model::simd::quantized_kernels;
@@ -157,48 +157,21 @@ fn available_on_gpu() -> Option<u64> {
 
 /// As [`available_memory`], with another root than `/`, for tests.
 fn available_in(root: &Path) -> Option<u64> {
-    let of_machine = mem_available(&read(&root.join("proc/meminfo"))?);
-    match (of_machine, left_in_groups(root)) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (one, other) => one.or(other),
-    }
-}
-
-fn read(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok()
-}
-
-fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1024)
-}
-
-/// The least memory that the process's control group and its ancestors leave.
-fn left_in_groups(root: &Path) -> Option<u64> {
-    let folders = control_groups::folders(root, "memory").into_iter();
-    let lefts = folders.filter_map(|folder| match folder {
-        Folder::First(folder) => {
-            let names = [
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            ];
-            left(&folder, names)
-        }
-        Folder::Second(folder) => left(&folder, ["memory.max", "memory.current", "inactive_file"]),
-    });
-    lefts.min()
+    let groups = ControlGroup::of_process(root, "self", "memory");
+    let lefts = groups.iter().filter_map(left);
+    lefts.chain(meminfo(root, "MemAvailable")).min()
 }
 
 /// The limit minus the usage, in which reclaimable file pages do not count; `None` without a limit.
-fn left(folder: &Path, [limit, usage, reclaimable]: [&str; 3]) -> Option<u64> {
-    let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
-    let limit = number(limit)?;
-    let usage = number(usage)?;
-    let stat = read(&folder.join("memory.stat")).unwrap_or_default();
+fn left(group: &ControlGroup) -> Option<u64> {
+    let (folder, usage, reclaimable) = match group {
+        ControlGroup::First(folder) => (folder, "memory.usage_in_bytes", "total_inactive_file"),
+        ControlGroup::Second(folder) => (folder, "memory.current", "inactive_file"),
+    };
+    let limit = group.memory_limit()?;
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let usage: u64 = read(usage)?.trim().parse().ok()?;
+    let stat = read("memory.stat").unwrap_or_default();
     let reclaimable = stat
         .lines()
         .find_map(|line| line.strip_prefix(reclaimable)?.trim().parse::<u64>().ok());
@@ -208,7 +181,7 @@ fn left(folder: &Path, [limit, usage, reclaimable]: [&str; 3]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control_groups::tests::tree;
+    use crate::cores::tests::tree;
 
     const MEMINFO: (&str, &str) = (
         "proc/meminfo",
