@@ -7,8 +7,6 @@
 //! Requests that do not fit are refused at once: if they waited here, they would hold memory that others wait for. The last
 //! part of the budget is reserved for small requests, so that large ones never starve them.
 
-mod machine;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,7 +17,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::error::ApiError;
-pub(crate) use machine::quarter_of_machine;
 
 /// A request that holds at most this is small: a body of 64 KiB with all that is made from it, and its copies.
 const SMALL_REQUEST_BYTES: usize = 1 << 20;

@@ -5,12 +5,14 @@ mod allowed;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 #[cfg(feature = "cli")]
 use clap::ArgAction;
+use genset_backend_common::machine::usable_memory;
 use genset_router::RouterConfig;
 use genset_runtime::EndpointName;
 #[cfg(feature = "cli")]
@@ -19,7 +21,6 @@ use http::HeaderName;
 
 pub use allowed::{AllowedHost, Origin};
 
-use crate::budget::quarter_of_machine;
 use crate::media::HostPattern;
 use crate::parsers::ParserNames;
 
@@ -247,6 +248,18 @@ impl Default for FrontendConfig {
             access_log: true,
         }
     }
+}
+
+/// The memory that this process may use, if the kernel does not say.
+const UNKNOWN_BYTES: u64 = 4 << 30;
+
+/// A quarter of the memory that this process may use, looked up once.
+fn quarter_of_machine() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let bytes = usable_memory(Path::new("/")).unwrap_or(UNKNOWN_BYTES);
+        usize::try_from(bytes / 4).unwrap_or(usize::MAX)
+    })
 }
 
 /// Stored responses may take one part in this many of the memory budget.
