@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use genset_backend_common::machine::ControlGroup;
+
 /// The out-of-memory kill counter of a control group, with its value when the process was started.
 #[derive(Debug)]
 pub(crate) struct OomKills {
@@ -14,19 +16,18 @@ pub(crate) struct OomKills {
 impl OomKills {
     /// Reads the counter of the group that process `pid` is in; `None` if there is none.
     pub(crate) fn of(pid: u32) -> Option<Self> {
-        Self::read(
-            &PathBuf::from(format!("/proc/{pid}/cgroup")),
-            Path::new("/sys/fs/cgroup"),
-        )
+        Self::below(Path::new("/"), pid)
     }
 
-    fn read(membership: &Path, root: &Path) -> Option<Self> {
-        let membership = fs::read_to_string(membership).ok()?;
-        // The line of version 2; lines of version 1 have a number or names here.
-        let group = membership
-            .lines()
-            .find_map(|line| line.strip_prefix("0::/"))?;
-        let file = root.join(group).join("memory.events");
+    /// As [`of`](Self::of), with another root than `/`, for tests.
+    fn below(root: &Path, pid: u32) -> Option<Self> {
+        let groups = ControlGroup::of_process(root, &pid.to_string(), "memory");
+        // Its own comes before the ancestors.
+        let own = groups.into_iter().find_map(|group| match group {
+            ControlGroup::Second(folder) => Some(folder),
+            ControlGroup::First(_) => None,
+        })?;
+        let file = own.join("memory.events");
         let at_start = count(&file)?;
         Some(Self { file, at_start })
     }
@@ -49,18 +50,26 @@ fn count(file: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
+    const PID: u32 = 7;
+
+    /// Makes the process a member of these groups.
+    fn join(root: &Path, groups: &str) {
+        let folder = root.join("proc").join(PID.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("cgroup"), groups).unwrap();
+    }
+
     impl OomKills {
         /// A counter below `root` with the value `kills`.
         pub(crate) fn in_test(root: &Path, kills: u64) -> Self {
             Self::count_in_test(root, kills);
-            let membership = root.join("cgroup");
-            fs::write(&membership, "1:name=systemd:/other\n0::/pod/engine\n").unwrap();
-            Self::read(&membership, root).unwrap()
+            join(root, "1:name=systemd:/other\n0::/pod/engine\n");
+            Self::below(root, PID).unwrap()
         }
 
         /// Sets that counter.
         pub(crate) fn count_in_test(root: &Path, kills: u64) {
-            let group = root.join("pod/engine");
+            let group = root.join("sys/fs/cgroup/pod/engine");
             fs::create_dir_all(&group).unwrap();
             let events =
                 format!("low 0\nhigh 0\nmax 7\noom 3\noom_kill {kills}\noom_group_kill 9\n");
@@ -75,18 +84,17 @@ mod tests {
         assert!(!kills.have_grown());
         OomKills::count_in_test(root.path(), 3);
         assert!(kills.have_grown());
-        fs::remove_dir_all(root.path().join("pod")).unwrap();
+        fs::remove_dir_all(root.path().join("sys")).unwrap();
         assert!(!kills.have_grown());
     }
 
     #[test]
     fn without_a_group_of_version_2_nothing_is_known() {
         let root = tempfile::tempdir().unwrap();
-        let membership = root.path().join("cgroup");
-        assert!(OomKills::read(&membership, root.path()).is_none());
-        fs::write(&membership, "4:memory:/engine\n").unwrap();
-        assert!(OomKills::read(&membership, root.path()).is_none());
-        fs::write(&membership, "0::/engine\n").unwrap();
-        assert!(OomKills::read(&membership, root.path()).is_none());
+        assert!(OomKills::below(root.path(), PID).is_none());
+        for groups in ["4:memory:/engine\n", "0::/engine\n"] {
+            join(root.path(), groups);
+            assert!(OomKills::below(root.path(), PID).is_none(), "{groups}");
+        }
     }
 }
