@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use genset_backend_common::machine::{meminfo, usable_memory};
 use indicatif::HumanBytes;
 
 use super::finding::Finding;
@@ -82,21 +83,11 @@ fn instructions() -> Finding {
 }
 
 fn memory() -> Finding {
-    let about = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kibibytes = |name: &str| -> Option<u64> {
-        let line = about
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.split_whitespace().next()?.parse().ok()
-    };
-    let (Some(all), Some(free)) = (kibibytes("MemTotal"), kibibytes("MemAvailable")) else {
+    let root = Path::new("/");
+    let (Some(all), Some(free)) = (meminfo(root, "MemTotal"), meminfo(root, "MemAvailable")) else {
         return Finding::ok("how much memory there is cannot be told here");
     };
-    let (all, free) = (all << 10, free << 10);
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max")
-        .ok()
-        .and_then(|limit| limit.trim().parse::<u64>().ok());
-    let limit = limit.filter(|limit| *limit < all);
+    let limit = usable_memory(root).filter(|limit| *limit < all);
     let limited = limit.map_or(String::new(), |limit| {
         format!(", {} for this control group", HumanBytes(limit))
     });
