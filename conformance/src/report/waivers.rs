@@ -85,7 +85,7 @@ impl Waivers {
         let mut problems = Vec::new();
         for (index, waiver) in self.waivers.iter().enumerate() {
             let mut earlier = self.waivers.iter().take(index);
-            let is_twice = earlier.any(|earlier| earlier.id == waiver.id);
+            let is_twice = earlier.any(|earlier| earlier.id.eq_ignore_ascii_case(&waiver.id));
             let found = self.problems_of(waiver).into_iter();
             let found = found.chain(is_twice.then(|| "waived twice".into()));
             problems.extend(found.map(|problem| format!("{}: {problem}", waiver.id)));
@@ -167,7 +167,7 @@ fn days_since_1970(date: &str) -> Option<i64> {
     let mut part = |digits: usize| {
         parts
             .next()
-            .filter(|text| text.len() == digits)?
+            .filter(|text| text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit()))?
             .parse::<i64>()
             .ok()
     };
@@ -237,7 +237,45 @@ mod tests {
             measurement[0],
             "PF01: a measurement is never judged, so there is nothing to waive"
         );
-        assert!(Waivers::parse("[[check]]\nid = 3").is_err());
+    }
+
+    #[test]
+    fn a_check_is_waived_once_in_any_case_of_its_id() {
+        for second in ["ST01", "st01"] {
+            let both = GOOD.to_owned() + &GOOD.replace("ST01", second);
+            let problems = Waivers::parse(&both).unwrap().problems();
+            assert_eq!(problems, [format!("{second}: waived twice")]);
+        }
+    }
+
+    #[test]
+    fn a_tenth_of_the_core_checks_may_be_waived() {
+        let core = || catalogue().filter(|check| check.level == Level::Core);
+        let problems = |count: usize| {
+            let waivers = core().map(|check| GOOD.replace("ST01", check.id));
+            let waivers: String = waivers.take(count).collect();
+            Waivers::parse(&waivers).unwrap().problems()
+        };
+        let total = core().count();
+        let most = total / 10;
+        assert!(problems(most).is_empty());
+        let more = most + 1;
+        let refusal = format!("{more} of {total} core checks are waived; at most 10 % may be");
+        assert_eq!(problems(more), [refusal]);
+    }
+
+    #[test]
+    fn a_text_that_is_no_list_of_waivers_is_refused() {
+        for text in [
+            "[[check]]\nid = 3".to_owned(),
+            GOOD.replace("[[check]]", "[[checks]]"),
+            GOOD.replace("id =", "name ="),
+            GOOD.replace("expect =", "expects ="),
+            GOOD.replace("\"fail\"", "\"pass\""),
+            GOOD.to_owned() + "since = \"2026-01-01\"",
+        ] {
+            assert!(Waivers::parse(&text).is_err(), "{text}");
+        }
     }
 
     #[test]
@@ -245,7 +283,14 @@ mod tests {
         assert_eq!(days_since_1970("1970-01-01"), Some(0));
         assert_eq!(days_since_1970("2000-03-01"), Some(11_017));
         assert_eq!(days_since_1970("2026-11-21"), Some(20_778));
-        for bad in ["", "2026", "2026-13-01", "2026-1-1", "2026-01-01-01"] {
+        for bad in [
+            "",
+            "2026",
+            "2026-13-01",
+            "2026-1-1",
+            "2026-+1-01",
+            "2026-01-01-01",
+        ] {
             assert_eq!(days_since_1970(bad), None, "{bad}");
         }
     }
