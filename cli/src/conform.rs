@@ -16,7 +16,7 @@ use genset_runtime::{EndpointName, InstanceId, NetworkArgs};
 
 use crate::args::EngineKind;
 use crate::bench::serve::Key;
-use crate::input::print;
+use crate::input::{escaped, print};
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -227,7 +227,7 @@ pub(crate) fn perform(command: ConformCommand) -> Result<u8, EngineError> {
         ConformCommand::Diff { old, new } => {
             let (text, is_worse) =
                 compare::diff(&run::read_report(&old)?, &run::read_report(&new)?);
-            print(&text);
+            print(&escaped(&text));
             Ok(u8::from(is_worse))
         }
         ConformCommand::Matrix { reports } => {
@@ -235,7 +235,7 @@ pub(crate) fn perform(command: ConformCommand) -> Result<u8, EngineError> {
                 .iter()
                 .map(|path| run::read_report(path))
                 .collect::<Result<_, _>>()?;
-            print(&matrix(&reports));
+            print(&escaped(&matrix(&reports)));
             Ok(0)
         }
     }

@@ -69,7 +69,7 @@ fn a_failure_is_told_with_what_it_breaks_and_how_to_replay_it() {
 }
 
 #[test]
-fn a_terminal_obeys_nothing_that_an_engine_says() {
+fn a_terminal_obeys_nothing_that_an_engine_or_a_waiver_says() {
     let mut report = broken();
     report.engine.name = "m\x1b[2J".into();
     for check in &mut report.checks {
@@ -81,6 +81,19 @@ fn a_terminal_obeys_nothing_that_an_engine_says() {
     assert!(text.contains(" of m\\u{1b}[2J, level 1"), "{text}");
     assert!(text.contains("\\u{9b}\n"), "{text}");
     assert!(!text.contains(['\x1b', '\u{9b}']), "{text}");
+    let waiver = |id: &str| {
+        format!("[[check]]\nid = \"{id}\"\nexpect = \"fail\"\nreason = \"\\u001b[2J\"\n")
+    };
+    let waivers = waiver("ST01") + &waiver("\\u001b");
+    report.apply(&Waivers::parse(&waivers).unwrap());
+    let text = report.to_terminal(false);
+    for part in [
+        "\nexpected to fail: ST01 (\\u{1b}[2J, ",
+        "\nWAIVER \\u{1b}: no check has this id\n",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "{text}");
 }
 
 #[test]
@@ -188,9 +201,9 @@ fn allows(schema: &Value, value: &Value) -> bool {
 #[test]
 fn the_junit_form_counts_and_escapes() {
     let mut report = broken();
-    report.engine.name = "<broken> & \"odd\"".into();
+    report.engine.name = "<broken> & \"odd\"\u{ffff}".into();
     let xml = report.to_junit();
-    assert!(xml.contains("&lt;broken&gt; &amp; &quot;odd&quot;"));
+    assert!(xml.contains("&lt;broken&gt; &amp; &quot;odd&quot; \" tests="));
     assert_eq!(xml.matches("<testcase ").count(), report.checks.len());
     assert_eq!(xml.matches("<failure ").count(), report.failures().count());
     assert_eq!(

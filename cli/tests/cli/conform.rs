@@ -100,7 +100,7 @@ async fn a_run_reports_to_people_and_to_programs() {
         1,
     );
     let bad = path("bad.json");
-    std::fs::write(&bad, failed).unwrap();
+    std::fs::write(&bad, &failed).unwrap();
     let worse = conform(&["diff", &json, &bad]).await;
     assert_eq!(
         (worse.code, worse.stdout.as_str()),
@@ -113,6 +113,19 @@ async fn a_run_reports_to_people_and_to_programs() {
         "{}",
         again.stdout
     );
+    std::fs::write(&bad, failed.replace("\"ST01\"", "\"XX01\"")).unwrap();
+    let unknown = conform(&["replay", &bad, "--engine", "sample"]).await;
+    unknown.fails(2, "no check's id starts with \"XX01\"");
+
+    // A terminal obeys nothing in a report of somebody else.
+    let foreign = text.replace("\"ST01\"", "\"\\u001b[2J\"");
+    let foreign = foreign.replace("\"sample\"", "\"\\u001b[2J\"");
+    std::fs::write(&bad, foreign).unwrap();
+    for words in [&["diff", &json, &bad][..], &["matrix", &bad]] {
+        let shown = conform(words).await.stdout;
+        let is_escaped = shown.contains("\\u{1b}[2J") && !shown.contains('\x1b');
+        assert!(is_escaped, "{shown:?}");
+    }
 }
 
 #[tokio::test]

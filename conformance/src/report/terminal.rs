@@ -121,6 +121,7 @@ impl Report {
         }
         for check in &self.checks {
             if let Verdict::ExpectedFail { waiver, .. } = &check.verdict {
+                let waiver = escaped(waiver);
                 line(
                     &mut out,
                     format_args!("\nexpected to fail: {} ({waiver})", check.id),
@@ -128,6 +129,7 @@ impl Report {
             }
         }
         for problem in &self.waiver_problems {
+            let problem = escaped(problem);
             line(
                 &mut out,
                 format_args!("\n{} {problem}", paint.bad("WAIVER")),
