@@ -70,7 +70,8 @@ pub fn run_conformance(factory: impl Factory) -> Report {
 /// Runs the kit with `options`. Blocks the calling thread.
 ///
 /// # Panics
-/// Panics if an entry of [`Options::only`] matches no check: otherwise a run without the intended check would pass.
+/// Panics if an entry of [`Options::only`] matches no check, or [`Options::level`] is below [`Level::Core`]: otherwise a run
+/// without the intended check would pass.
 #[must_use]
 pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report {
     run_conformance_while(factory, options, || Ok(()))
@@ -87,6 +88,11 @@ pub fn run_conformance_while(
     options: &Options,
     mut is_there: impl FnMut() -> Result<(), String>,
 ) -> Report {
+    assert!(
+        options.level >= Level::Core,
+        "the lowest level of a run is {:?}",
+        Level::Core
+    );
     for prefix in &options.only {
         assert!(
             catalogue().any(|check| check.id.starts_with(prefix.as_str())),

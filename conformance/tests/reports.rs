@@ -496,6 +496,16 @@ fn a_check_that_is_not_there_is_refused() {
 }
 
 #[test]
+#[should_panic(expected = "the lowest level of a run is Core")]
+fn a_run_without_any_core_check_is_refused() {
+    let options = Options {
+        level: Level::Info,
+        ..Options::default()
+    };
+    drop(run_conformance_with(sample(), &options));
+}
+
+#[test]
 fn a_replay_of_the_sequences_tries_as_many() {
     let options = Options {
         only: vec!["SQ01".into(), "ST01".into()],
