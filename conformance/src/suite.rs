@@ -159,20 +159,25 @@ macro_rules! __suite_test {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     use genset_engine_sample::{SampleArgs, SampleEngine};
 
     use super::{Acquainted, assert_check};
-    use crate::subject::Scenario;
+    use crate::mutants::corpus;
+    use crate::subject::{Factory, Scenario};
 
-    fn judge(id: &str, skips: Option<&[&str]>) {
-        let factory = |_: &Scenario| {
+    fn sample(vocab_size: u32) -> impl Factory {
+        move |_: &Scenario| {
             SampleEngine::from_args(&SampleArgs {
-                vocab_size: 1000,
+                vocab_size,
                 token_delay_ms: 1,
             })
-        };
-        assert_check(id, &Acquainted::new(), skips, factory);
+        }
+    }
+
+    fn judge(id: &str, skips: Option<&[&str]>) {
+        assert_check(id, &Acquainted::new(), skips, sample(1000));
     }
 
     #[test]
@@ -180,12 +185,37 @@ mod tests {
         judge("KV01", None);
         judge("KV01", Some(&["DG01", "KV"]));
         judge("LC01", Some(&[]));
+        // A measurement, which this engine does not declare.
+        judge("GD07", Some(&[]));
     }
 
     #[test]
     #[should_panic(expected = "KV01 is skipped, and is not among the suite's `skips`")]
     fn a_skip_that_the_suite_does_not_name_fails() {
         judge("KV01", Some(&["DG", "KV02"]));
+    }
+
+    #[test]
+    #[should_panic(expected = "the suite names \"XX99\", which is no check of this kit")]
+    fn a_check_that_is_not_there_fails() {
+        judge("XX99", None);
+    }
+
+    #[test]
+    #[should_panic(
+        expected = "ST01 every accepted request gets an item that is not an error\n  seen    "
+    )]
+    fn a_failure_says_what_was_seen() {
+        let name = "silent-on-a-whole-chunk";
+        let broken = corpus().find(|mutant| mutant.name == name).unwrap();
+        let broken = broken.factory(Arc::new(sample(1000)));
+        assert_check("ST01", &Acquainted::new(), None, broken);
+    }
+
+    #[test]
+    #[should_panic(expected = "ST01 could not be tried\n  seen    start failed: vocab_size: ")]
+    fn a_check_that_could_not_be_tried_fails_and_says_so() {
+        assert_check("ST01", &Acquainted::new(), None, sample(0));
     }
 
     /// The macro cannot see the catalogue, so a test compares them.

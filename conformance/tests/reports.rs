@@ -435,6 +435,42 @@ fn checks_that_could_not_be_tried_are_told_together_and_not_under_their_promises
 }
 
 #[test]
+fn a_skipped_check_says_why() {
+    let rows = [
+        ("CN11", SkipReason::Level, "level 3 was not asked for"),
+        (
+            "ER03",
+            SkipReason::NoProbe,
+            "only a probe can make the engine crash",
+        ),
+        (
+            "KV01",
+            SkipReason::NotDeclared,
+            "the engine does not declare kv-events",
+        ),
+        (
+            "PF01",
+            SkipReason::NotMeasured,
+            "measurements were not asked for",
+        ),
+        ("SQ01", SkipReason::Filtered, "no sequences were asked for"),
+    ];
+    let options = Options {
+        only: rows.iter().map(|(id, ..)| (*id).to_owned()).collect(),
+        sequences: 0,
+        is_measuring: false,
+        ..Options::default()
+    };
+    let report = run_conformance_with(sample(), &options);
+    let others = ("LC01", SkipReason::Filtered, "left out by name");
+    for (id, code, why) in rows.into_iter().chain([others]) {
+        let row = report.checks.iter().find(|row| row.id == id).unwrap();
+        let reason = why.to_owned();
+        assert_eq!(row.verdict, Verdict::Skip { code, reason }, "{id}");
+    }
+}
+
+#[test]
 fn without_a_command_a_replay_line_is_a_call() {
     let options = Options {
         replay: String::new(),

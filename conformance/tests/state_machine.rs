@@ -252,6 +252,11 @@ fn regressions_are_kept_and_tried_first() {
     fs::write(&path, "# why\nstart\nstop\n").unwrap();
     let failure = run_sequences(sample(), &options).unwrap_err().to_string();
     assert!(failure.contains("line 3: operation 1: `stop`"), "{failure}");
+
+    options.regressions = Some(folder.path().to_owned());
+    let failure = run_sequences(sample(), &options).unwrap_err();
+    let is_unreadable = matches!(failure, SequenceFailure::Regressions { .. });
+    assert!(is_unreadable, "{failure}");
 }
 
 #[test]

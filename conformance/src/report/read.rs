@@ -47,3 +47,27 @@ impl Report {
         Ok(serde_json::from_str(text)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_no_report_of_this_version_is_refused() {
+        for (text, problem) in [
+            ("report", "is no report: expected value"),
+            ("{}", "is no report: missing field `schema`"),
+            (
+                r#"{ "schema": "genset-conformance/4" }"#,
+                "is no report: missing field",
+            ),
+            (
+                r#"{ "schema": "genset-conformance/3" }"#,
+                "has the schema \"genset-conformance/3\"; this build reads \"genset-conformance/4\"",
+            ),
+        ] {
+            let error = Report::from_json(text).unwrap_err().to_string();
+            assert!(error.starts_with(problem), "{text}: {error}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Which checks count as silent on the wall clock.
 
 use std::future::pending;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use genset_engine_sample::{SampleArgs, SampleEngine};
@@ -34,7 +35,15 @@ fn watched<F>(work: impl FnOnce(Trial) -> F + Send + 'static) -> String
 where
     F: Future<Output = CheckResult>,
 {
-    let ended = try_out(&trial(), SILENCE, Clock::Real, work);
+    watched_for(SILENCE, work)
+}
+
+/// As [`watched`], with another limit.
+fn watched_for<F>(limit: Duration, work: impl FnOnce(Trial) -> F + Send + 'static) -> String
+where
+    F: Future<Output = CheckResult>,
+{
+    let ended = try_out(&trial(), limit, Clock::Real, work);
     let Err(Stop::Fail(reason)) = ended else {
         panic!("{ended:?}");
     };
@@ -66,6 +75,39 @@ fn a_start_that_blocks_the_thread_is_silence() {
     drop(release);
     let says = "the engine blocks its thread";
     assert!(reason.starts_with(says), "{reason}");
+}
+
+#[test]
+fn a_check_whose_answers_never_end_is_given_up() {
+    let over = Arc::new(AtomicBool::new(false));
+    let is_over = Arc::clone(&over);
+    let reason = watched_for(SILENCE / 4, move |trial| async move {
+        let live = trial.start().await?;
+        while !is_over.load(Ordering::Relaxed) {
+            drop(live.answer(live.request(4, 4)).await?);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok::<(), Stop>(())
+    });
+    over.store(true, Ordering::Relaxed);
+    let says = "the check was not over within 4 s of real time, though answers went on";
+    assert_eq!(reason, says);
+}
+
+#[test]
+fn a_panic_is_told_with_its_message() {
+    let panics: [(fn(), &str); 3] = [
+        (|| panic!("it fell"), "it fell"),
+        (|| panic!("{:?}", Some(3)), "Some(3)"),
+        (|| std::panic::panic_any(3_u8), "no message"),
+    ];
+    for (panics, message) in panics {
+        let reason = watched(move |_| async move {
+            panics();
+            Ok::<(), Stop>(())
+        });
+        assert_eq!(reason, format!("the engine panicked: {message}"));
+    }
 }
 
 #[test]
