@@ -323,6 +323,10 @@ async fn a_server_of_the_api_is_tested_by_its_url() {
 
 #[tokio::test]
 async fn what_cannot_be_run_is_refused_by_name() {
+    let folder = TempDir::new().unwrap();
+    let odd = folder.path().join("odd");
+    std::fs::write(&odd, "odd").unwrap();
+    let odd = odd.to_str().unwrap();
     for (words, expected) in [
         (&["explain", "XX99"][..], "genset conform list"),
         (&["explain", "CN3"], "those of CN are CN01, CN02, CN03"),
@@ -334,6 +338,14 @@ async fn what_cannot_be_run_is_refused_by_name() {
         (&["run"], "--engine"),
         (&["run", "--engine", "sample", "--only", "XX"], "--only"),
         (&["run", "--engine", "cmd"], "--engine-cmd"),
+        (
+            &["run", "--engine", "vllm"],
+            "error: --engine: a server is tested where it runs",
+        ),
+        (
+            &["run", "--engine", "sample", "--about", "commit"],
+            "is not like commit=4f2c",
+        ),
         (&["run", "--endpoint", "dyn://a.b.c.d"], "--endpoint"),
         (&["run", "--engine-cmd", "python 'open"], "--engine-cmd"),
         (
@@ -341,10 +353,23 @@ async fn what_cannot_be_run_is_refused_by_name() {
             "--tokenizer",
         ),
         (
+            &["run", "--endpoint", "dyn://a.b.c", "--tokenizer", odd],
+            "error: --tokenizer: ",
+        ),
+        (
             &["run", "--engine", "sample", "--waivers", "nowhere.toml"],
             "nowhere.toml",
         ),
+        (
+            &["run", "--engine", "sample", "--waivers", odd],
+            "error: --waivers: ",
+        ),
+        (
+            &["sequences", "--engine", "sample", "--regressions", odd],
+            "line 1: operation 1: `odd`",
+        ),
         (&["diff", "nowhere.json", "nowhere.json"], "nowhere.json"),
+        (&["diff", odd, odd], "odd: is no report: "),
     ] {
         let ended = conform(words).await;
         ended.fails(2, expected);
