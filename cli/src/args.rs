@@ -42,20 +42,20 @@ const RUN_HELP: &str = "\
 Words:
   in=http    serve the OpenAI API
   in=text    chat on the terminal (the default)
-  in=stdin   answer what comes on standard input, once
+  in=stdin   answer the text on standard input, once
   in=batch:FILE  answer a file of prompts, or a folder of such files, into output.jsonl beside them
   in=dyn     be a worker that other processes find; in=dyn://NAMESPACE.COMPONENT.ENDPOINT names it
   out=candle     answer with a language model, on the CPU or a GPU (the default)
   out=echo_core  answer with the prompt's tokens
   out=echo_full  answer with the prompt's text
   out=sample     answer with rotating tokens
-  out=scripted   answer what a script says (--script), as text; with a MODEL, as its tokens
+  out=scripted   answer from a script (--script), as text; with a MODEL, as its tokens
   out=mocker     answer as vLLM would in time and memory, with tokens of no meaning (--extra-engine-args)
-  out=mistralrs  answer with mistral.rs, whose program genset-mistralrs is built apart
-  out=libllama   answer with llama.cpp's library, whose program genset-llamacpp is built apart
+  out=mistralrs  answer with mistral.rs, whose program genset-mistralrs is built separately
+  out=libllama   answer with llama.cpp's library, whose program genset-llamacpp is built separately
   out=cmd:COMMAND  answer with an engine in a process of its own, in any language: 'out=cmd:python3 my_engine.py'
   out=vllm, sglang, trtllm, llamacpp  start that server and answer with it
-  out=dyn        send requests to the workers there are; out=dyn://NAME to those of that name
+  out=dyn        send requests to running workers; out=dyn://NAME to the workers of that name
   MODEL      folder of a local model checkout [default: the built-in tiny-chat]; for candle and mistralrs also a GGUF
              file, for libllama and llamacpp that alone; or a model of the Hugging Face Hub: ORG/NAME, ORG/NAME:Q4_K_M, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.gguf
 
@@ -75,14 +75,13 @@ Examples:
   genset run in=http out=dyn                                      the frontend that finds it
 
 Every setting may also stand in a TOML file (--config) under its long name; the words are `in`, `out` and `model`.
-Words and flags win over the environment, the environment over the file. --print-config shows what holds and where it
-comes from.
+Words and flags win over the environment, the environment over the file. --print-config shows every setting with its source.
 
 Exit codes: 0 clean, 1 failed, 2 usage or configuration, 3 stopped before its work was done.";
 
 /// One flag for both ends: a process that is worker and server needs no second one.
 const TOOL_PARSER_HELP: &str = "\
-Parser of tool calls, such as hermes; none for none. A worker publishes it with its model; a server takes it for every \
+Parser of tool calls, such as hermes, or none. A worker publishes it with its model; a server takes it for every \
 model, whatever its worker published; a process that is both does both [default: what the worker published]";
 
 const REASONING_PARSER_HELP: &str = "\
@@ -147,7 +146,7 @@ pub(crate) enum Tool {
     List(ListArgs),
     /// Delete models that were fetched
     Rm(RmArgs),
-    /// Look at machine, limits, ports, network, files and engines, and say what mends them
+    /// Check machine, limits, ports, network, files and engines, and print how to fix problems
     #[command(after_help = doctor::HELP)]
     Doctor(Box<DoctorArgs>),
     /// Try threads, batch and KV sizes of out=candle for a minute, and print the flags that are fastest here
@@ -161,7 +160,7 @@ pub(crate) enum Tool {
     Control(Box<ControlArgs>),
     /// Make an API key, and the lines for the file of --api-keys
     Key {
-        /// What metrics and logs call the key
+        /// Name of the key in metrics and logs
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },

@@ -35,7 +35,7 @@ Examples:
   genset conform matrix reports/*.json > matrix.md
 
 Exit codes: 0 good, 1 a check failed or got worse or a waiver is out of order, 2 usage or a file that cannot be read, 3 the live worker
-is gone and does not come back: what is known until then is told.";
+is gone and does not come back; the results until then are reported.";
 
 /// What to do with the kit.
 #[derive(Debug, Subcommand)]
@@ -112,7 +112,7 @@ pub(crate) struct SubjectArgs {
     /// text; without it those checks are skipped
     #[arg(long, value_name = "PATH", conflicts_with_all = ["engine", "url"])]
     tokenizer: Option<PathBuf>,
-    /// Key that the server wants
+    /// API key for the server
     #[arg(
         long,
         env = "OPENAI_API_KEY",
@@ -137,7 +137,7 @@ pub(crate) struct RunArgs {
     /// Varies the prompts
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Seconds that a live worker may be away, such as for a restart, until the run ends with what is known
+    /// Seconds that a live worker may be away, such as for a restart, until the run ends with the results so far
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     worker_wait: u64,
     /// Random sequences of operations that SQ01 tries
@@ -146,7 +146,7 @@ pub(crate) struct RunArgs {
     /// File with the failures the engine's authors know of
     #[arg(long, value_name = "FILE")]
     waivers: Option<PathBuf>,
-    /// What the report is to say of the engine and its machine, such as engine_version=0.9, commit=4f2c, features=cuda or
+    /// A fact for the report about the engine or its machine, such as engine_version=0.9, commit=4f2c, features=cuda or
     /// accelerator=H200; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = fact)]
     about: Vec<(String, String)>,
@@ -161,7 +161,7 @@ pub(crate) struct RunArgs {
 /// Splits a name and its value.
 fn fact(text: &str) -> Result<(String, String), &'static str> {
     let named = text.split_once('=').filter(|(name, _)| !name.is_empty());
-    let (name, value) = named.ok_or("is not like commit=4f2c")?;
+    let (name, value) = named.ok_or("must be NAME=VALUE, such as commit=4f2c")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 

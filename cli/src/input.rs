@@ -169,7 +169,7 @@ fn refuse_without_answers(config: &RunConfig, model: &ServedModel) -> Result<(),
     }
     let offered: Vec<_> = offered.iter().map(|endpoint| endpoint.name()).collect();
     let problem = format!(
-        "{} gives {} and no answers, so there is nobody to talk to; serve it with in=http",
+        "{} gives {} and no answers, so it cannot chat; serve it with in=http",
         model.card.name,
         offered.join(" and ")
     );
@@ -223,7 +223,7 @@ pub(crate) async fn run_terminal(
             false => "has no chat template, as base models have none",
         };
         note(format_args!(
-            "{} {why}: it goes on from your text, with {CONTINUATION_TOKENS} tokens at most unless max_tokens is set",
+            "{} {why}: it continues your text, with {CONTINUATION_TOKENS} tokens at most unless max_tokens is set",
             asker.model_name()
         ));
     }

@@ -78,7 +78,7 @@ fn perform_tool(tool: Tool) -> u8 {
         Tool::Key { name } => {
             let (key, lines) = genset_frontend::keys::new_key(&name);
             input::print(&format!(
-                "The key, for its owner; it is shown this once:\n\n{key}\n\nFor the file of --api-keys:\n\n{lines}"
+                "The key, for its owner. It is shown only once:\n\n{key}\n\nFor the file of --api-keys:\n\n{lines}"
             ));
             0
         }

@@ -56,7 +56,7 @@ pub(crate) struct SimulateArgs {
         default_value = "0"
     )]
     prefill_workers: Vec<usize>,
-    /// What to send
+    /// Kind of load
     #[arg(long, value_enum, default_value_t = LoadKind::Chat, conflicts_with = "trace")]
     load: LoadKind,
     /// Conversations, or single requests, that begin in a second, on average

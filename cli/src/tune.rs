@@ -52,7 +52,7 @@ pub(crate) struct TuneArgs {
     /// Where to compute: cpu, cuda:N, or auto
     #[arg(long, default_value = ANY_DEVICE, value_name = "DEVICE")]
     device: String,
-    /// What weights become on the CPU, as for genset run
+    /// Quantization of float weights on the CPU, as for genset run
     #[arg(long, default_value_t, value_name = "TYPE")]
     quantize: Quantization,
     /// Print JSON

@@ -28,8 +28,8 @@ pub(crate) struct EngineArgs {
     /// Command that starts the engine of out=cmd; out=cmd:COMMAND says the same
     #[arg(long, env = "GENSET_ENGINE_CMD", value_name = "COMMAND")]
     pub(crate) engine_cmd: Option<String>,
-    /// How often in a row the process of out=cmd, or a server, is started again when it ended by itself, with pauses that
-    /// double; 0 for never
+    /// How often in a row the process of out=cmd, or a server, is restarted after it ended by itself, with pauses that double; 0
+    /// for never
     #[arg(
         long,
         env = "GENSET_ENGINE_RESTARTS",
@@ -37,8 +37,8 @@ pub(crate) struct EngineArgs {
         default_value_t = 0
     )]
     pub(crate) engine_restarts: u32,
-    /// What the process of out=cmd, or a server, gets of the environment: inherit for all of it, or names with commas between
-    /// them; NAME* stands for all that begin so, minimal for what a program needs to start, which is no token and no key
+    /// Environment variables of the process of out=cmd, or of a server: inherit for all, or names separated by commas; NAME*
+    /// means all names that begin with NAME, and minimal those that a program needs to start, without tokens and keys
     #[arg(
         long,
         env = "GENSET_ENGINE_ENV",
@@ -46,8 +46,8 @@ pub(crate) struct EngineArgs {
         default_value = "inherit"
     )]
     pub(crate) engine_env: InheritedEnv,
-    /// Lines a second that the log takes of what the process of out=cmd, or a server, prints; ten seconds' worth may come at
-    /// once
+    /// Most lines a second that the log takes from the output of the process of out=cmd, or of a server; ten seconds' worth may
+    /// come at once
     #[arg(
         long,
         env = "GENSET_ENGINE_LOG_LINES",
@@ -55,7 +55,7 @@ pub(crate) struct EngineArgs {
         default_value_t = LogLimit::default().lines_per_second
     )]
     pub(crate) engine_log_lines: NonZeroU32,
-    /// The same in bytes a second
+    /// Most bytes a second that the log takes from that output
     #[arg(
         long,
         env = "GENSET_ENGINE_LOG_BYTES",
@@ -111,7 +111,7 @@ pub(super) fn check_words(
         }
         if worker.model_path.is_some() {
             let problem =
-                "out=dyn serves the models of the workers there are; give the folder to a worker";
+                "out=dyn serves the models of running workers; give the folder to a worker";
             return Err(EngineError::invalid_argument("MODEL", problem));
         }
     }
@@ -176,9 +176,7 @@ pub(super) fn check_engine(
         return Ok(());
     }
     let problem = match output {
-        OutputKind::Dyn(_) => {
-            "out=dyn serves the models of the workers there are; give it to a worker"
-        }
+        OutputKind::Dyn(_) => "out=dyn serves the models of running workers; give it to a worker",
         OutputKind::Engine(EngineKind::EchoFull) => "echo_full takes text and applies no template",
         OutputKind::Engine(EngineKind::Scripted) if worker.model_path.is_none() => {
             "without a MODEL, scripted takes text and applies no template"
@@ -237,7 +235,7 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
     };
     let servers = ServerKind::ALL.map(ServerKind::name).join(", ");
     let problem = format!(
-        "is about a server that is launched (out={servers}); out={} has no use for it",
+        "is only for launched servers (out={servers}); out={} has no use for it",
         output.word()
     );
     Err(EngineError::invalid_argument(flag, problem))

@@ -32,7 +32,7 @@ pub(crate) struct HttpArgs {
         requires = "http_tls_cert"
     )]
     pub(crate) http_tls_key: Option<PathBuf>,
-    /// TOML file with the hashed keys of those who may ask; 'genset key NAME' makes one
+    /// TOML file with the hashed API keys of clients; 'genset key NAME' makes a key
     #[arg(long, env = "GENSET_API_KEYS", value_name = "FILE")]
     api_keys: Option<PathBuf>,
 }

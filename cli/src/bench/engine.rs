@@ -37,7 +37,7 @@ pub(crate) struct EngineBenchArgs {
     /// Tokens in the prompt of which prefill is measured
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     prefill_tokens: u32,
-    /// Tokens in the prompt that comes twice
+    /// Tokens in the prompt that is sent twice
     #[arg(long, default_value_t = 1000, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     prefix_tokens: u32,
     /// Measurements of each kind; the median is shown

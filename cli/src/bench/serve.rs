@@ -51,10 +51,10 @@ pub(crate) struct ServeBenchArgs {
     /// Model to ask for [default: the only one that the server lists]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// What is asked
+    /// API to measure
     #[arg(long, value_enum, default_value_t = ApiName::Chat)]
     api: ApiName,
-    /// Key that the server wants
+    /// API key for the server
     #[arg(
         long,
         env = "OPENAI_API_KEY",
@@ -62,7 +62,7 @@ pub(crate) struct ServeBenchArgs {
         value_name = "KEY"
     )]
     api_key: Option<Key>,
-    /// What to send
+    /// Kind of load
     #[arg(long, value_enum, default_value_t = LoadKind::Single, conflicts_with = "trace")]
     load: LoadKind,
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub(crate) struct ServeBenchArgs {
     /// Requests in all [default: 100, or no end with --duration; of a trace, at most]
     #[arg(long, value_name = "COUNT")]
     requests: Option<NonZeroU64>,
-    /// Seconds after which nothing begins any more
+    /// Seconds after which no request begins
     #[arg(long, value_name = "SECONDS")]
     duration: Option<NonZeroU32>,
     /// Requests before those that are measured

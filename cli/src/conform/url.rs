@@ -66,7 +66,7 @@ pub(super) fn askable(only: &[String]) -> Result<Vec<String>, EngineError> {
         let groups = GROUPS.join(", ");
         return Err(EngineError::invalid_argument(
             "--only",
-            format!("a URL shows nothing of these checks; it can be asked those of {groups}"),
+            format!("these checks cannot run over a URL; the checks of {groups} can"),
         ));
     }
     Ok(asked)

@@ -193,7 +193,7 @@ fn models() -> Finding {
         [first, ..] => Finding::warning(
             format!("{what}; not whole: {}", partial.join(", ")),
             format!(
-                "genset pull {first}, with :QUANTIZATION, @REVISION or /FILE if it was written so; or genset rm {first}"
+                "genset pull {first}, with :QUANTIZATION, @REVISION or /FILE as before; or genset rm {first}"
             ),
         ),
     }

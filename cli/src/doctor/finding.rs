@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::input::escaped;
 
 pub(crate) const HELP: &str = "\
-Each line is ok, a warning or a problem; below a warning and a problem stands the line that mends it. Flags and the environment
-say what is looked at, as they do for `genset run`: ETCD_ENDPOINTS asks etcd, NATS_SERVER the broker.
+Each line is ok, a warning or a problem. Below a warning or a problem stands how to fix it. Flags and the environment
+choose what is checked, as for `genset run`: with ETCD_ENDPOINTS it is etcd, with NATS_SERVER the NATS server.
 
 Exit codes: 0 no problem, 1 a problem, 2 usage.";
 

@@ -28,7 +28,7 @@ fn files() -> Finding {
     let wanted =
         u64::try_from(FrontendConfig::default().max_connections).unwrap_or(u64::MAX) + SPARE_FILES;
     match getrlimit(Resource::Nofile).maximum {
-        None => Finding::ok("as many open files as a process wants"),
+        None => Finding::ok("no limit on open files"),
         Some(files) if files >= wanted => Finding::ok(format!("{files} open files")),
         Some(files) => Finding::warning(
             format!("{files} open files, and a server takes up to {wanted} for its connections"),

@@ -38,7 +38,7 @@ fn cores() -> Finding {
     let name = name.map_or(String::new(), |(_, name)| format!(", {name}"));
     match all > usable {
         true => Finding::ok(format!(
-            "{usable} of {all} cores, as far as this process is let{name}"
+            "{usable} of {all} cores, the most this process may use{name}"
         )),
         false => Finding::ok(format!("{usable} cores{name}")),
     }
@@ -85,7 +85,7 @@ fn instructions() -> Finding {
 fn memory() -> Finding {
     let root = Path::new("/");
     let (Some(all), Some(free)) = (meminfo(root, "MemTotal"), meminfo(root, "MemAvailable")) else {
-        return Finding::ok("how much memory there is cannot be told here");
+        return Finding::ok("the amount of memory is unknown on this system");
     };
     let limit = usable_memory(root).filter(|limit| *limit < all);
     let limited = limit.map_or(String::new(), |limit| {
@@ -171,6 +171,8 @@ async fn clock() -> Finding {
             "the clock is not synchronized",
             "sudo timedatectl set-ntp true",
         ),
-        Some(_) | None => Finding::ok("the clock is plausible; who keeps it cannot be told here"),
+        Some(_) | None => {
+            Finding::ok("the clock is plausible; nothing here says whether it is synchronized")
+        }
     }
 }

@@ -30,7 +30,7 @@ pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
             let what = "discovery in one process alone, as --discovery-backend says";
             return vec![Finding::ok(what)];
         }
-        Err(error) => return vec![unusable("how processes meet", &error, "")],
+        Err(error) => return vec![unusable("discovery and request plane", &error, "")],
     };
     let mut findings = discovery(args, backend).await;
     if plane == RequestPlaneKind::Nats {

@@ -22,13 +22,13 @@ Examples:
   genset control dyn://genset.backend.generate load-adapter french ./adapters/french
   genset control dyn://genset.backend.generate log-level info,genset_runtime=debug
 
-Workers that others than this machine reach want the right to it: give both the same --control-secret-file.
+Workers that other machines can reach require a secret: give it to the worker and to this command by --control-secret-file.
 
 Exit codes: 0 every worker did it, 1 one did not, no worker was found or discovery is away, 2 usage.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ControlArgs {
-    /// Whose workers: dyn://NAMESPACE.COMPONENT.ENDPOINT, as `genset models` lists it
+    /// Endpoint of the workers: dyn://NAMESPACE.COMPONENT.ENDPOINT, as `genset models` lists it
     endpoint: EndpointName,
     #[command(subcommand)]
     operation: Operation,
@@ -46,7 +46,7 @@ pub(crate) struct ControlArgs {
 enum Operation {
     /// Free device memory until woken
     Sleep {
-        /// What is freed: KV blocks, or the weights too
+        /// Memory to free: KV blocks, or the weights too
         #[arg(long, value_enum, default_value = "kv-cache")]
         level: Level,
     },
@@ -75,7 +75,7 @@ enum Operation {
     /// Replace the weights
     #[command(alias = "update_weights")]
     UpdateWeights {
-        /// Where they come from, as JSON that the engine documents
+        /// Source of the weights, as JSON that the engine documents
         #[arg(value_parser = json_of)]
         source: Value,
     },
@@ -91,7 +91,7 @@ enum Operation {
         /// The new filter in RUST_LOG syntax, such as debug or info,genset_runtime=trace
         filter: String,
     },
-    /// Say how busy it is
+    /// Show the load of the workers
     #[command(aliases = ["load_metrics", "load-metrics"])]
     Load,
 }

@@ -105,7 +105,7 @@ fn table(models: &[CachedModel]) -> String {
         // The cache does not know the name as typed, which may include a quantization or a file.
         let partial = match model.is_partial {
             true => format!(
-                "  (not whole: `genset pull` as it was written goes on, `genset rm {}` deletes it)",
+                "  (not whole: the same `genset pull` continues, `genset rm {}` deletes it)",
                 model.repo
             ),
             false => String::new(),
@@ -151,7 +151,7 @@ pub(crate) fn rm(args: &RmArgs) -> Result<u8, EngineError> {
                 let known = hub.cache().list().map_err(bad)?;
                 let known: Vec<String> = known.iter().map(|model| model.repo.to_string()).collect();
                 complain(format_args!(
-                    "{repo} is not there; there is {}",
+                    "{repo} is not in the cache; the cache has {}",
                     some(&known)
                 ));
                 code = ABSENT;
@@ -169,7 +169,7 @@ fn whole(name: &str) -> Result<RepoId, EngineError> {
     }
     let repo = model.repo;
     let problem =
-        format!("{name:?} is a part of {repo}; `genset rm {repo}` deletes all that is there of it");
+        format!("{name:?} is a part of {repo}; `genset rm {repo}` deletes the whole model");
     Err(EngineError::invalid_argument("MODEL", problem))
 }
 

@@ -107,7 +107,7 @@ impl Shown {
                 "another process fetches it too; this one waits for it".to_owned()
             }
             Wait::Retry(pause) if pause < SHORT => return,
-            Wait::Retry(pause) => format!("the hub is asked again in {} s", pause.as_secs()),
+            Wait::Retry(pause) => format!("trying the hub again in {} s", pause.as_secs()),
         };
         let line = format!("{}: {words}", self.model);
         // Print above the bars, not through them. Without visible bars the line would be lost.

@@ -104,7 +104,7 @@ pub(super) async fn run(
             _ = signals.next() => {
                 ctx.cancel(CancelReason::Client);
                 note(format_args!(
-                    "stopped: {} of {total} prompts are answered; the same command goes on from there",
+                    "stopped: {} of {total} prompts are answered; the same command continues from there",
                     notes.count() - for_later
                 ));
                 return Ok(Ending::Signalled);
@@ -139,7 +139,7 @@ pub(super) async fn run(
         format!("{failed} of {total} prompts have no answer; their lines in {shown} say why");
     if for_later > 0 {
         problem += &format!(
-            "; no worker was there to the end with room for {for_later} of them: the same command asks these again"
+            "; no worker had room for {for_later} of them: the same command sends these again"
         );
     }
     Err(EngineError::internal(problem))

@@ -73,7 +73,7 @@ async fn run_input(
 fn without_engine(node: &Node) -> Ending {
     match node.config.input {
         InputKind::Batch(_) => input::note(
-            "the engine has ended; the same command goes on with the prompts that have no answer",
+            "the engine has ended; the same command continues with the prompts that have no answer",
         ),
         // After a partial answer, or after the prompt.
         InputKind::Text => input::print("\n"),
@@ -95,7 +95,7 @@ async fn asked_model(node: &Node, models: &Models) -> Result<Arc<ServedModel>, E
                 model.map_err(|error| unservable(name, error))
             }
             None => {
-                let over = || EngineError::internal("the models are followed no more");
+                let over = || EngineError::internal("this process no longer follows the models");
                 models.any().await.ok_or_else(over)
             }
         }

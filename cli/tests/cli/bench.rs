@@ -260,7 +260,7 @@ async fn what_cannot_be_measured_is_named_with_what_to_do() {
             "but: tiny-chat",
         ),
         (&["127.0.0.1:1"], "nobody answers at http://127.0.0.1:1"),
-        (&["ftp://127.0.0.1:1"], "none of HTTP"),
+        (&["ftp://127.0.0.1:1"], "no HTTP URL"),
         (&[&url, "--load=chat", "--input-tokens=7"], "--input-tokens"),
     ];
     for (words, expected) in cases {

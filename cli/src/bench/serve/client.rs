@@ -90,7 +90,7 @@ impl Client {
             .map_err(|error| bad(format!("{given:?} is no URL: {error}")))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             return Err(bad(format!(
-                "{given:?} is none of HTTP: give one such as http://127.0.0.1:8000"
+                "{given:?} is no HTTP URL; give one such as http://127.0.0.1:8000"
             )));
         }
         let http = client()

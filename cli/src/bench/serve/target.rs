@@ -63,7 +63,7 @@ impl Target {
                     target.prompts = Prompts::measured(once, ROUNDS, several);
                 }
                 None => target.remarks.push(
-                    "the server counts no tokens: a word of a prompt, and a piece of an answer, is taken for one".into(),
+                    "the server reports no token counts: each word of a prompt and each piece of an answer counts as one token".into(),
                 ),
             }
         }
@@ -198,9 +198,7 @@ fn unusable(client: &Client, failure: &Failure) -> EngineError {
         ),
         FailureKind::Status(401 | 403) => EngineError::invalid_argument(
             "--api-key",
-            format!(
-                "{shown} wants a key that it knows ({problem}); give it here or as OPENAI_API_KEY"
-            ),
+            format!("{shown} requires a valid key ({problem}); give it here or as OPENAI_API_KEY"),
         ),
         FailureKind::Broken | FailureKind::Event => EngineError::invalid_argument(
             "URL",

@@ -105,7 +105,7 @@ impl Prompts {
                     None => Prompt::Question(text, fields),
                     Some(name) => {
                         let problem = format!(
-                            "{name:?} goes with no \"text\"; ask for it in a request of OpenAI's batch format, with \"custom_id\""
+                            "{name:?} cannot stand beside \"text\"; set it in a request of OpenAI's batch format, with \"custom_id\""
                         );
                         Prompt::Bad(bad(problem))
                     }
@@ -142,7 +142,7 @@ pub(super) fn files_at(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), EngineErr
     if path.is_file() {
         if is_output(path) {
             let problem = format!(
-                "{}: the answers go into this file; give the prompts another",
+                "{} is the file for the answers; give the file of prompts another name",
                 path.display()
             );
             return Err(EngineError::invalid_argument("in", problem));
