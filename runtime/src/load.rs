@@ -98,7 +98,7 @@ impl LoadClient {
     ) -> Result<Load, EngineError> {
         let client = self.client(generate.sibling(endpoints::LOAD)?);
         let none = || {
-            let message = "the worker did not say its load in time";
+            let message = "the worker did not report its load in time";
             EngineError::new(ErrorKind::Unavailable, message)
         };
         let first = async {

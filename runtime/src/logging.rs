@@ -119,7 +119,7 @@ pub(crate) fn set_log_filter(text: &str) -> Result<(), EngineError> {
         let problem = "this process's log was not set up by Genset";
         return Err(EngineError::unsupported(at(), problem));
     };
-    tracing::info!(filter = text, "the filter of the log changes");
+    tracing::info!(filter = text, "changing the log filter");
     let changed = handle.reload(filter);
     changed.map_err(|error| EngineError::unsupported(at(), error.to_string()))
 }

@@ -108,15 +108,15 @@ pub struct NetworkArgs {
     /// Port the tcp request plane listens on; 0 for any free one
     #[arg(long, env = "GENSET_WIRE_PORT", default_value_t = 0)]
     pub wire_port: u16,
-    /// Host that other processes are told [default: the address listened on]
+    /// Host at which other processes reach this one [default: the address listened on]
     #[arg(long, env = "GENSET_ADVERTISE_HOST", value_name = "HOST")]
     pub advertise_host: Option<String>,
-    /// File with the secret that every process of the fleet knows: others cannot call. It proves who began a connection;
-    /// what follows is neither encrypted nor authenticated, so keep to a trusted network or add --wire-tls-ca
+    /// File with the secret of the fleet: processes without it cannot call workers. It proves who began a connection; what
+    /// follows is neither encrypted nor authenticated, so keep to a trusted network or add --wire-tls-ca
     #[arg(long, env = "GENSET_WIRE_SECRET_FILE", value_name = "FILE")]
     pub wire_secret_file: Option<PathBuf>,
-    /// File with the secret that whoever controls workers knows (sleep, weights, adapters). Without one, control is for
-    /// workers that listen on loopback
+    /// File with the secret for controlling workers (sleep, weights, adapters). Without one, only workers that listen on loopback
+    /// can be controlled
     #[arg(long, env = "GENSET_CONTROL_SECRET_FILE", value_name = "FILE")]
     pub control_secret_file: Option<PathBuf>,
     /// Bytes that requests and unread answers of other processes may take in memory

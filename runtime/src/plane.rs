@@ -301,7 +301,7 @@ impl<Req: Payload, Resp: Payload> Handler<Bytes, Bytes> for Serialized<Req, Resp
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
         let request = read::<Req>(body).await?.map_err(|error| {
-            EngineError::invalid_argument(At::other("request"), "is not what this endpoint takes")
+            EngineError::invalid_argument(At::other("request"), "does not fit this endpoint")
                 .with_source(error)
         })?;
         let items = self.handler.handle(request, ctx).await?;

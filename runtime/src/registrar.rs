@@ -245,7 +245,7 @@ impl Listing {
                 () = self.is_old.notified() => {}
             }
             while let Err(error) = self.refresh().await {
-                tracing::warn!(%error, "discovery cannot be told of the adapters yet");
+                tracing::warn!(%error, "the adapters cannot be published in discovery yet");
                 tokio::time::sleep(ADAPTERS_PAUSE).await;
             }
         }
@@ -258,7 +258,7 @@ impl Listing {
         match self.record().to_entry() {
             Ok(entry) => lease.put(entry).await,
             Err(error) => {
-                tracing::error!(%error, "discovery is not told of the adapters");
+                tracing::error!(%error, "the adapters are not published in discovery");
                 Ok(())
             }
         }

@@ -139,7 +139,7 @@ impl Remote {
             instances => Err(EngineError::unsupported(
                 At::other("instance"),
                 format!(
-                    "{} workers serve this endpoint; name the instance that is meant",
+                    "{} workers serve this endpoint; name one instance",
                     instances.len()
                 ),
             )),
@@ -249,7 +249,7 @@ async fn meet(
             && tokio::time::timeout(config.wait, is_told).await.is_err()
         {
             let message = format!(
-                "the worker of {} did not tell what its prefix cache holds within {} s",
+                "the worker of {} sent no snapshot of its prefix cache within {} s",
                 config.endpoint,
                 config.wait.as_secs_f64()
             );

@@ -56,7 +56,7 @@ pub struct WorkerArgs {
     /// Endpoint of the worker's name
     #[arg(long, env = "GENSET_ENDPOINT", default_value = "generate")]
     pub endpoint: String,
-    /// The part the worker plays: aggregated (or agg) for prefill and decode together, prefill or decode for one of them
+    /// Role of the worker: aggregated (or agg) for prefill and decode together, prefill or decode for one of them
     #[arg(long, env = "GENSET_ROLE", default_value_t = Role::default())]
     pub role: Role,
     /// APIs to offer, of chat, completions, embeddings, scores [default: all the engine can]

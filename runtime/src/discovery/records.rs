@@ -74,7 +74,7 @@ pub enum RecordProblem {
     #[error("it cannot be read: {0}")]
     Unreadable(#[source] serde_json::Error),
     /// It names another endpoint or instance than its key: a writer of one key must not speak for others.
-    #[error("it says that it is {named}, and lies under another key")]
+    #[error("it names {named}, but its key names another endpoint or instance")]
     OtherKey {
         /// The key of what it names.
         named: String,

@@ -73,11 +73,11 @@ impl NetworkArgs {
         };
         let (backend, plane) = kinds;
         if plane == P::Memory && backend != D::Memory {
-            let problem = "memory reaches this process alone, and other processes would be told of it; use tcp or nats";
+            let problem = "memory works inside one process only, but other processes would find this one; use tcp or nats";
             return Err(EngineError::invalid_argument("--request-plane", problem));
         }
         if backend == D::Memory && reach == Reach::OtherProcesses {
-            let problem = "memory lists instances in this process alone, and this command meets others; use file or etcd";
+            let problem = "memory lists instances of one process only, but this command works with other processes; use file or etcd";
             return Err(EngineError::invalid_argument(
                 "--discovery-backend",
                 problem,

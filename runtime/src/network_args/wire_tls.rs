@@ -40,7 +40,7 @@ pub struct WireTlsArgs {
         requires = "wire_tls_ca"
     )]
     pub wire_tls_server_name: Option<String>,
-    /// What callers of this process must show: a certificate (required) or none
+    /// Certificates of callers of this process: required or none
     #[arg(
         long,
         env = "GENSET_WIRE_TLS_CLIENT_CERTIFICATES",

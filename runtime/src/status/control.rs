@@ -103,13 +103,13 @@ async fn check(State(open): State<Open>, request: Request, next: Next) -> Respon
 impl Open {
     fn right_of(&self, headers: &HeaderMap) -> Result<(), (StatusCode, &'static str)> {
         if headers.contains_key(header::ORIGIN) {
-            return Err((StatusCode::FORBIDDEN, "no web page may ask this"));
+            return Err((StatusCode::FORBIDDEN, "web pages may not control workers"));
         }
         match &self.door.secret {
             None if self.is_local => Ok(()),
             None => Err((
                 StatusCode::FORBIDDEN,
-                "control is off: others than this machine reach this port, and the worker has no --control-secret-file",
+                "control is off: other machines can reach this port, and the worker has no --control-secret-file",
             )),
             Some(secret) => {
                 let given = headers.get(header::AUTHORIZATION);
@@ -119,7 +119,7 @@ impl Open {
                 }
                 Err((
                     StatusCode::UNAUTHORIZED,
-                    "give what is in the worker's --control-secret-file, as `Authorization: Bearer SECRET`",
+                    "send the secret of the worker's --control-secret-file, as `Authorization: Bearer SECRET`",
                 ))
             }
         }
@@ -135,8 +135,7 @@ async fn list() -> impl IntoResponse {
 }
 
 async fn how(Path(op): Path<String>) -> Response {
-    let message =
-        format!("an operation changes something: POST /control/{op}; GET /control lists all");
+    let message = format!("operations need POST: POST /control/{op}; GET /control lists all");
     let body = json!({"error": {"kind": "invalid_argument", "message": message}});
     let allow = [(header::ALLOW, "POST")];
     (StatusCode::METHOD_NOT_ALLOWED, allow, in_json(&body)).into_response()

@@ -159,7 +159,7 @@ impl Follower {
                 message = changes.next() => {
                     let now = Instant::now();
                     if pulse.has_stopped(now) {
-                        tracing::info!(prefix = self.prefix, "etcd hung; what it removes now stays known for a while");
+                        tracing::info!(prefix = self.prefix, "etcd hung; entries that it removes now stay known for a while");
                         known.stalled(now);
                     }
                     pulse.silent_since = now;
@@ -201,7 +201,7 @@ impl Follower {
                 Ok(feed) => return feed,
                 Err(failure) => {
                     let error = EngineError::from(failure);
-                    tracing::warn!(%error, "discovery cannot be watched; known entries stay");
+                    tracing::warn!(%error, "discovery cannot be watched; known instances stay in use");
                 }
             }
             pauses.wait().await;

@@ -117,7 +117,7 @@ impl Keeper {
         if let Some(silent) = silent.filter(|silent| *silent >= self.config.time_to_live) {
             tracing::warn!(
                 silent_s = silent.as_secs_f64(),
-                "this process did not run, or was kept from its discovery directory, for longer than its leases live: it was off the list, and is on it again"
+                "this process did not run, or was kept from its discovery directory, for longer than its leases live: it was not listed meanwhile, and is listed again"
             );
         }
     }

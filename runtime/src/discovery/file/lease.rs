@@ -97,13 +97,13 @@ impl LeaseFile {
         match self.try_beat(&mut written) {
             Ok(beat) => {
                 if std::mem::take(&mut written.is_out) {
-                    tracing::info!(lease = %self.id, "the discovery directory is back; the lease lives on");
+                    tracing::info!(lease = %self.id, "the discovery directory is back; the lease continues");
                 }
                 beat
             }
             Err(error) => {
                 if !std::mem::replace(&mut written.is_out, true) {
-                    tracing::warn!(lease = %self.id, %error, "the lease on discovery cannot be kept fresh; trying on");
+                    tracing::warn!(lease = %self.id, %error, "the lease on discovery cannot be renewed; trying again");
                 }
                 Beat::Again
             }

@@ -167,7 +167,7 @@ impl Scanner {
 
     fn begin_outage(&mut self, error: &StoreError) {
         if !self.is_out {
-            tracing::warn!(%error, "discovery cannot be read; what is known stays in use");
+            tracing::warn!(%error, "discovery cannot be read; known instances stay in use");
         }
         self.is_out = true;
         self.last_look = None;
@@ -306,7 +306,7 @@ fn read_anew(store: &Store, id: LeaseId, known: &mut Known) -> bool {
         Err(error) if error.is_missing() => false,
         Err(error) => {
             if !std::mem::replace(&mut known.is_complained_about, true) {
-                tracing::warn!(%error, "a lease in discovery is left as it was known");
+                tracing::warn!(%error, "a lease in discovery cannot be read; its known entries stay in use");
             }
             false
         }

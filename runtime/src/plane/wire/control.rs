@@ -61,15 +61,15 @@ impl ControlRight {
             None if self.is_local => Ok(()),
             None => Err(EngineError::unsupported(
                 At::other("control"),
-                "is off: others than this machine reach this worker, and it has no control secret; start it, and whoever controls it, \
-                 with the same --control-secret-file",
+                "is off: other machines can reach this worker, and it has no control secret; start it and the controlling \
+                 process with the same --control-secret-file",
             )),
             Some(secret) => {
                 let expected = self.proof(secret, stream, body);
                 if constant_time_eq::constant_time_eq(given, &expected) {
                     return Ok(());
                 }
-                let problem = "is missing or another one; start whoever controls this worker with the worker's --control-secret-file";
+                let problem = "is missing or wrong; start the controlling process with the worker's --control-secret-file";
                 Err(EngineError::invalid_argument("control secret", problem))
             }
         }

@@ -231,10 +231,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
         match (&self.config.secret, theirs.has_secret) {
             (None, false) => Ok(None),
             (Some(_), false) => unauthorized(
-                "a shared secret is wanted here and the peer has none; start both ends with the same --wire-secret-file",
+                "a shared secret is required here and the peer has none; start both ends with the same --wire-secret-file",
             ),
             (None, true) => unauthorized(
-                "the peer wants a shared secret and there is none here; start both ends with the same --wire-secret-file",
+                "the peer requires a shared secret and there is none here; start both ends with the same --wire-secret-file",
             ),
             (Some(_), true) if theirs.nonce.len() < MIN_NONCE_BYTES => {
                 unauthorized("the peer's nonce is shorter than 16 bytes")
@@ -265,7 +265,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
         let their_proof: Auth = self.receive(FrameKind::Auth).await?;
         if !constant_time_eq::constant_time_eq(&their_proof.proof, &expected) {
             return Err(HandshakeError::Unauthorized(
-                "the peer's shared secret is another one; start both ends with the same --wire-secret-file".into(),
+                "the peer's shared secret differs from ours; start both ends with the same --wire-secret-file".into(),
             ));
         }
         if self.role == Role::Callee {

@@ -131,10 +131,10 @@ impl Transport for Nats {
 /// The warning about a NATS server without authentication: what anyone who reaches it can do to this worker.
 fn warning(has_secret: bool) -> &'static str {
     if has_secret {
-        "whoever reaches NATS can read and change what this worker is sent and answers: the secret proves only who began a \
-         connection; let NATS ask for credentials"
+        "anybody who reaches NATS can read and change this worker's requests and answers: the secret proves only who began a \
+         connection; make NATS require credentials"
     } else {
-        "whoever reaches NATS can call this worker, and read what it is sent and answers; let NATS ask for credentials, and \
+        "anybody who reaches NATS can call this worker, and read its requests and answers; make NATS require credentials, and \
          give every process the same --wire-secret-file"
     }
 }

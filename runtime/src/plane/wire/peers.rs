@@ -99,7 +99,7 @@ impl Peers {
             if peer.is_leaving() {
                 tracing::debug!(process, %error, "a worker that left cannot be reached");
             } else if self.common.metrics.may_log("cannot_connect") {
-                tracing::warn!(process, %error, "a worker cannot be reached; further ones are not told of for a minute");
+                tracing::warn!(process, %error, "a worker cannot be reached; further failures are not logged for a minute");
             }
             peer.failures.fetch_add(1, Ordering::Relaxed);
             *failure = Some(error.clone());
@@ -235,7 +235,7 @@ impl Connection {
                 process = self.process,
                 %ended,
                 unlogged,
-                "connection ended; its requests go elsewhere; further ends are counted for a minute"
+                "a connection ended and its requests move to other instances; further ends are only counted for a minute"
             );
         }
     }
