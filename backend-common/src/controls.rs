@@ -275,7 +275,7 @@ impl ControlReply {
 
     fn unexpected(&self) -> EngineError {
         EngineError::internal(format!(
-            "a control request was answered with {self:?}, which is not what was asked"
+            "a control request was answered with {self:?}, the reply to another operation"
         ))
     }
 }

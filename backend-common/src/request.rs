@@ -407,7 +407,7 @@ fn check_pairs(pairs: &[ScorePair]) -> Result<(), EngineError> {
     if pairs.is_empty() || pairs.iter().any(is_wrong) {
         return refuse(
             RequestField::Prompt,
-            "must hold pairs of at least one token each, of which first_tokens counts no more than there are",
+            "must hold pairs of at least one token each, whose first_tokens is at most their length",
         );
     }
     Ok(())

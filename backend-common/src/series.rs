@@ -24,8 +24,8 @@ const MAX_BUCKETS: usize = 128;
 /// The most bytes of a series' name, labels and help together; a longer one is dropped with a warning.
 const MAX_TEXT_BYTES: usize = 4 << 10;
 /// The warning, given once: a process publishes its series repeatedly.
-const OVER_LIMIT: &str = "this series is dropped, and so are others to come that are over a limit: 4096 series, and 4 KiB for the name, \
-                          the labels and the help of each";
+const OVER_LIMIT: &str = "this series is dropped, as all others over a limit: 4096 series, and 4 KiB for the name, the labels and \
+                          the help of each";
 
 /// The current value of one series.
 #[derive(Debug, Clone, Deserialize)]
@@ -59,7 +59,7 @@ impl MetricSample {
     /// Returns why Prometheus would refuse the sample.
     fn problem(&self) -> Option<&'static str> {
         if !is_metric_name(&self.name) || !self.labels.keys().all(|name| is_label_name(name)) {
-            return Some("a metric whose name or labels Prometheus does not take");
+            return Some("a metric whose name or labels are not valid in Prometheus");
         }
         if self.labels.contains_key(ENDPOINT_LABEL) {
             return Some("a metric with the label genset_endpoint, which the worker sets");
@@ -76,7 +76,7 @@ impl MetricSample {
         }
         let mut counts = self.buckets.iter().map(|(_, count)| *count);
         let count = counts.try_fold(0, u64::checked_add);
-        let problem = "a histogram whose counts are together more than 64 bits hold";
+        let problem = "a histogram whose counts together exceed 64 bits";
         count.is_none().then_some(problem)
     }
 

@@ -389,7 +389,7 @@ mod tests {
         };
         assert_eq!(
             lost(ErrorKind::Disconnected),
-            "The connection to the worker was lost, and this request has a seed, so its answer cannot go on at another worker of \
+            "The connection to the worker was lost, and this request has a seed, so its answer cannot continue on another worker of \
              this engine. Send the request again."
         );
         let told = lost(ErrorKind::StreamIncomplete);

@@ -149,7 +149,7 @@ pub enum MediaError {
     #[error("expected a URL of the form data:image/png;base64,...")]
     NotData,
     /// The format is unknown.
-    #[error("{format:?} is none of the formats that are known: {known}")]
+    #[error("{format:?} is no known format; use one of {known}")]
     UnknownFormat {
         /// The named format.
         format: String,
@@ -157,7 +157,7 @@ pub enum MediaError {
         known: String,
     },
     /// The content has another format than stated.
-    #[error("its content is {found}, and it is said to be {}", .said.name())]
+    #[error("its content is {found}, but it is declared as {}", .said.name())]
     OtherContent {
         /// The stated format.
         said: MediaFormat,

@@ -31,20 +31,20 @@ impl NotResumable {
     pub const fn reason(self) -> &'static str {
         match self {
             Self::Undeclared => {
-                "this model's engine cannot go on with an answer that another worker began"
+                "this model's engine cannot continue an answer that another worker began"
             }
             Self::NotTokens => {
-                "this request is text or media to its engine, so its answer cannot go on at another worker"
+                "this request is text or media to its engine, so its answer cannot continue on another worker"
             }
             Self::Seed => {
-                "this request has a seed, so its answer cannot go on at another worker of this engine"
+                "this request has a seed, so its answer cannot continue on another worker of this engine"
             }
             Self::Penalty => {
-                "this request has a presence, frequency or repetition penalty, so its answer cannot go on at another worker of \
+                "this request has a presence, frequency or repetition penalty, so its answer cannot continue on another worker of \
                  this engine"
             }
             Self::Guided => {
-                "this request binds its answer to a schema, a grammar or a tool call, so it cannot go on at another worker of \
+                "this request binds its answer to a schema, a grammar or a tool call, so it cannot continue on another worker of \
                  this engine"
             }
         }

@@ -98,7 +98,7 @@ impl Signals {
             }
             down = next_down(&mut self.downs) => match down {
                 Some(reason) => {
-                    tracing::warn!(reason, "the engine is down and mends itself");
+                    tracing::warn!(reason, "the engine is down and recovers by itself");
                     (Event::EngineDown, None)
                 }
                 None => {

@@ -163,7 +163,7 @@ async fn media_that_are_not_what_they_say_are_refused_by_name() {
         (
             json!([image("data:image/svg+xml;base64,PHN2Zz4=")]),
             "messages[1].content[0]",
-            "none of the formats",
+            "no known format",
         ),
         (
             json!([image(GIF), image(GIF)]),

@@ -57,14 +57,14 @@ fn what_is_not_carried_or_not_true_is_refused_by_name() {
             "expected a URL of the form data:",
         ),
         (image("é"), "expected a URL"),
-        (image("data:text/html;base64,PGI+"), "none of the formats"),
+        (image("data:text/html;base64,PGI+"), "no known format"),
         (
             image("data:audio/wav;base64,UklGRg=="),
             "png, jpeg, gif, webp",
         ),
         (
             image(&format!("data:image/png;base64,{GIF}")),
-            "its content is gif, and it is said to be png",
+            "its content is gif, but it is declared as png",
         ),
         (image("data:image/png;base64,AAAA"), "in no known format"),
         (image("data:image/png;base64,é"), "not base64"),
