@@ -57,8 +57,8 @@ impl FromStr for RouterMode {
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct RouterConfig {
-    /// How instances are selected: round-robin, random, least-loaded, power-of-two, or kv for the one with most of the prompt in
-    /// its cache, as far as load allows
+    /// Selection of instances: round-robin, random, least-loaded, power-of-two, or kv for the one with most of the prompt in its
+    /// cache, as far as load allows
     #[cfg_attr(feature = "cli", arg(long = "router-mode", env = "GENSET_ROUTER_MODE", value_name = "ROUTER_MODE",
         default_value_t = Self::default().mode))]
     pub mode: RouterMode,
@@ -89,32 +89,32 @@ impl RouterConfig {
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct KvConfig {
-    /// With kv: what a block to prefill costs, where a block of a running sequence costs 1; 0 looks at load alone
+    /// With kv: cost of a KV block to prefill, where a KV block of a running sequence costs 1; 0 considers load alone
     #[cfg_attr(feature = "cli", arg(long = "kv-overlap-score-weight", env = "GENSET_KV_OVERLAP_SCORE_WEIGHT",
         value_name = "KV_OVERLAP_SCORE_WEIGHT", default_value_t = Self::default().overlap_score_weight))]
     pub overlap_score_weight: f64,
-    /// With kv: how much chance there is in the choice; with 0 the lowest cost wins
+    /// With kv: randomness of the choice; with 0 the lowest cost wins
     #[cfg_attr(feature = "cli", arg(long = "router-temperature", env = "GENSET_ROUTER_TEMPERATURE",
         value_name = "ROUTER_TEMPERATURE", default_value_t = Self::default().temperature))]
     pub temperature: f64,
-    /// With kv: whether the KV events of workers are followed; otherwise what was routed is assumed to be cached. true or false
+    /// With kv: whether the KV events of workers are followed; otherwise routed prompts are assumed to be cached. true or false
     #[cfg_attr(feature = "cli", arg(long = "use-kv-events", env = "GENSET_USE_KV_EVENTS", value_name = "BOOL",
         default_value_t = Self::default().use_events, action = clap::ArgAction::Set))]
     pub use_events: bool,
-    /// With kv: for how long what was routed is assumed to be cached where there are no KV events, in seconds
+    /// With kv: how long routed prompts are assumed to be cached where there are no KV events, in seconds
     #[cfg_attr(feature = "cli", arg(long = "kv-approx-ttl", env = "GENSET_KV_APPROX_TTL", value_name = "KV_APPROX_TTL",
         default_value = in_seconds(Self::default().assumed_ttl), value_parser = positive_seconds))]
     pub assumed_ttl: Duration,
-    /// With kv: most KV blocks that are kept in mind of one worker, whatever it publishes
+    /// With kv: most KV blocks of one worker in the index, whatever it publishes
     #[cfg_attr(feature = "cli", arg(long = "kv-max-worker-blocks", env = "GENSET_KV_MAX_WORKER_BLOCKS",
         value_name = "KV_MAX_WORKER_BLOCKS", default_value_t = Self::default().max_worker_blocks))]
     pub max_worker_blocks: NonZeroU32,
-    /// With kv: how late the KV events of a worker may be, in seconds; later ones make it count as one that has nothing cached
+    /// With kv: how late the KV events of a worker may be, in seconds; with later ones it counts as a worker with nothing cached
     #[cfg_attr(feature = "cli", arg(long = "kv-max-lag", env = "GENSET_KV_MAX_LAG", value_name = "KV_MAX_LAG",
         default_value = in_seconds(Self::default().max_lag), value_parser = positive_seconds))]
     pub max_lag: Duration,
-    /// With kv: what the instance that served an affinity key last may cost more than another and is still chosen, in KV blocks; 0
-    /// looks at no such key
+    /// With kv: how much more the last instance of an affinity key may cost than another and still be chosen, in KV blocks; 0
+    /// ignores affinity keys
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_AFFINITY_BLOCKS", value_name = "BLOCKS", default_value_t = Self::default().affinity_blocks))]
     pub affinity_blocks: u32,
     /// With kv: most affinity keys that are remembered, for each model; those used longest ago are forgotten first

@@ -45,7 +45,7 @@ pub struct MigrationConfig {
     #[cfg_attr(feature = "cli", arg(long = "migration-wait", env = "GENSET_MIGRATION_WAIT", value_name = "MIGRATION_WAIT",
         default_value = in_seconds(Self::default().wait), value_parser = positive_seconds))]
     pub wait: Duration,
-    /// Most memory of what is kept so that requests can move to another instance, in bytes
+    /// Most memory of prompts and tokens that are kept so that requests can move to another instance, in bytes
     ///
     /// Requests beyond it do not move.
     #[cfg_attr(feature = "cli", arg(long = "migration-memory", env = "GENSET_MIGRATION_MEMORY", value_name = "MIGRATION_MEMORY",

@@ -27,8 +27,8 @@ impl Legs {
     pub fn register(registry: &MetricsRegistry) -> Self {
         Self {
             apart: registry.create("genset_disaggregated_requests", "Requests that were begun in two legs"),
-            whole: registry.create("genset_disaggregated_whole_requests", "Requests of models with roles that stayed whole, by why"),
-            failures: registry.create("genset_disaggregated_leg_failures", "Legs that failed after an instance had taken them, by leg and what was wrong"),
+            whole: registry.create("genset_disaggregated_whole_requests", "Requests of models with roles that were not split into legs, by reason"),
+            failures: registry.create("genset_disaggregated_leg_failures", "Legs that failed after an instance had taken them, by leg and kind of error"),
             prefill_s: registry.histogram("genset_disaggregated_prefill_seconds", "From sending a request to a prefill instance until it has computed the prompt", LATENCY_BUCKETS_S),
             handover_s: registry.histogram("genset_disaggregated_handover_seconds", "From the end of the prefill leg until the decode instance gives its first item: the choice, and the transfer of KV blocks", LATENCY_BUCKETS_S),
         }

@@ -49,12 +49,12 @@ impl RouterMetrics {
         Self {
             decision_s: registry.histogram("genset_router_decision_seconds", "Time to choose an instance, hashing of the prompt included", DECISION_BUCKETS_S),
             choices: registry.create("genset_router_choices", "Choices of an instance, by what decided: overlap, load, affinity or fallback"),
-            predicted_tokens: registry.create("genset_router_predicted_cached_tokens", "Prompt tokens that were expected to be cached where requests went, of those that ended well"),
-            actual_tokens: registry.create("genset_router_actual_cached_tokens", "Prompt tokens that were cached where requests went, as their workers say"),
+            predicted_tokens: registry.create("genset_router_predicted_cached_tokens", "Prompt tokens that were expected to be cached at the chosen instances, for requests that ended well"),
+            actual_tokens: registry.create("genset_router_actual_cached_tokens", "Prompt tokens that were cached at the chosen instances, as their workers report"),
             index_blocks: registry.create("genset_router_index_blocks", "KV blocks in the index, counted for each instance that holds them"),
-            lag_events: registry.create("genset_router_lag_events", "KV events that workers have published and the index has not"),
-            lag_s: registry.create("genset_router_lag_seconds", "For how long the latest of them has been missed"),
-            snapshots: registry.create("genset_router_snapshots", "Snapshots of workers' prefix caches that were taken in"),
+            lag_events: registry.create("genset_router_lag_events", "KV events that workers have published and the index has not applied yet"),
+            lag_s: registry.create("genset_router_lag_seconds", "How long the most delayed worker has been late"),
+            snapshots: registry.create("genset_router_snapshots", "Snapshots of workers' prefix caches that the index has applied"),
             odd_events: registry.create("genset_router_odd_events", "KV events that were lost or made no sense, by reason"),
             shown: Arc::default(),
         }

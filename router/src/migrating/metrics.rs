@@ -24,8 +24,8 @@ pub(super) struct MigrationMetrics {
 impl MigrationMetrics {
     pub(super) fn register(registry: &MetricsRegistry) -> Self {
         Self {
-            moves: registry.create("genset_migrations", "Requests that moved to another instance after one had taken them, by what was wrong there"),
-            failures: registry.create("genset_migration_failures", "Requests that were lost with their instance, by why they did not move"),
+            moves: registry.create("genset_migrations", "Requests that moved to another instance after one had taken them, by the kind of error there"),
+            failures: registry.create("genset_migration_failures", "Requests that were lost with their instance, by the reason that kept them"),
             pause: registry.histogram("genset_migration_pause_seconds", "From the loss of an instance until another one took the request", LATENCY_BUCKETS_S),
             kept_bytes: registry.create("genset_migration_kept_bytes", "Memory of prompts and tokens kept so that requests can move"),
         }
