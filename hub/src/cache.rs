@@ -130,7 +130,7 @@ impl Cache {
             // Its time records when it was looked up. Not every cache allows changing it.
             let file = fs::File::options().write(true).open(&path);
             if let Err(error) = file.and_then(|file| file.set_modified(SystemTime::now())) {
-                tracing::debug!(%error, path = %path.display(), "the last use of a model is not noted");
+                tracing::debug!(%error, path = %path.display(), "the last use of a model cannot be recorded");
             }
             return Ok(());
         }
@@ -227,7 +227,7 @@ impl Cache {
             if lock.as_ref().is_ok_and(|lock| lock.try_lock().is_ok())
                 && let Err(error) = fs::remove_file(entry.path())
             {
-                tracing::debug!(%error, hash, "what is left of a download stays");
+                tracing::debug!(%error, hash, "the rest of an old download cannot be removed");
             }
         }
     }

@@ -63,7 +63,7 @@ pub(crate) fn choose<'a>(
             .find(|file| !{ names.clone() }.any(|name| name == *file))
         {
             return Err(no_file(format!(
-                "no file {absent}, which {file} goes on with"
+                "no file {absent}, a part of the same model as {file}"
             )));
         }
         let file = files.first().cloned();

@@ -102,7 +102,7 @@ impl HubClient {
         if (token.as_ref()).is_some_and(|token| HeaderValue::from_str(token).is_err()) {
             return Err(HubError::Settings {
                 variable: "HF_TOKEN",
-                problem: "(or the token file) holds a character that no request may have".into(),
+                problem: "(or the token file) has a character that no HTTP header may have".into(),
             });
         }
         // An error says that one is installed already, which is fine.
@@ -177,7 +177,7 @@ impl HubClient {
         let from = range.and_then(|range| range.split_once('-')?.0.parse::<u64>().ok());
         match from {
             Some(from) if from == offset => Ok((response, offset)),
-            _ => Err(lasting("it sent another range than it was asked for")),
+            _ => Err(lasting("it sent another byte range than requested")),
         }
     }
 

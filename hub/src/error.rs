@@ -76,7 +76,7 @@ pub enum HubError {
         problem: String,
     },
     /// Downloads are disabled, and the cache does not have all files.
-    #[error("{model} is not in the cache at {}, and HF_HUB_OFFLINE forbids to fetch it: run `genset pull {model}` without it", .cache.display())]
+    #[error("{model} is not in the cache at {}, and HF_HUB_OFFLINE forbids downloads: run `genset pull {model}` without that variable", .cache.display())]
     Offline {
         /// The requested model.
         model: Box<ModelRef>,

@@ -113,7 +113,7 @@ impl Hub {
         let choice = choose(model, needs, paths.iter().copied())?;
         // Written before the first file arrives: it tells later whether all of them did. Without it the hub is asked again.
         if let Err(error) = self.cache.set_list(&model.repo, &snapshot.commit, &paths) {
-            tracing::debug!(%error, "the list of a commit's files is not kept");
+            tracing::debug!(%error, "the list of a commit's files cannot be kept");
         }
         let wanted: BTreeSet<&str> = choice.files.iter().map(String::as_str).collect();
         let files: Vec<RemoteFile> = { snapshot.files.iter() }
@@ -125,7 +125,7 @@ impl Hub {
         // A read-only cache still has all of it.
         let noted = (self.cache).set_commit(&model.repo, model.revision(), &snapshot.commit);
         if let Err(error) = noted {
-            tracing::debug!(%error, "which commit a revision is is not kept");
+            tracing::debug!(%error, "the commit of a revision cannot be kept");
         }
         let hashes = snapshot.files.iter().map(|file| file.hash.hex());
         self.cache.sweep(&model.repo, &hashes.collect());

@@ -53,13 +53,13 @@ impl HubSettings {
             .or_else(|| Some(home.as_ref()?.join("hub")));
         let cache = cache.ok_or_else(|| HubError::Settings {
             variable: "HF_HOME",
-            problem: "names the folder of the cache, and there is neither it nor HOME".into(),
+            problem: "is not set, and neither is HOME, so there is no folder for the cache; set one of them".into(),
         })?;
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         let is_web = endpoint.starts_with("https://") || endpoint.starts_with("http://");
         if !is_web || reqwest::Url::parse(&endpoint).is_err() {
             let problem =
-                format!("{endpoint:?} is no address; expected one as https://huggingface.co");
+                format!("{endpoint:?} is no address; expected one such as https://huggingface.co");
             let variable = "HF_ENDPOINT";
             return Err(HubError::Settings { variable, problem });
         }
