@@ -44,7 +44,7 @@ pub struct FrontendConfig {
     /// The file of API keys; `None` to admit everybody.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub api_keys: Option<PathBuf>,
-    /// Origins of web pages that may ask, each a scheme and a host, separated by commas; * for any
+    /// Origins of web pages that may use the server, each a scheme and a host, separated by commas; * for any
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -74,13 +74,13 @@ pub struct FrontendConfig {
     /// How requests get to instances.
     #[cfg_attr(feature = "cli", command(flatten))]
     pub router: RouterConfig,
-    /// Header whose value says which requests belong together, such as those of a session; it goes before prompt_cache_key and user
+    /// Header with the affinity key of a request, such as its session; it takes precedence over prompt_cache_key and user
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "GENSET_AFFINITY_HEADER", value_name = "NAME")
     )]
     pub affinity_header: Option<HeaderName>,
-    /// How long a model whose last worker has gone is answered with 503 and not yet with 404, in seconds
+    /// How long requests for a model get 503 and not yet 404 after its last worker has gone, in seconds
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MODEL_LINGER", default_value = in_seconds(Self::default().model_linger),
         value_parser = positive_seconds))]
     pub model_linger: Duration,
@@ -138,21 +138,21 @@ pub struct FrontendConfig {
     /// Most documents of a request to /v1/rerank, and most pairs of one to /v1/score
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_SCORE_PAIRS", default_value_t = Self::default().max_score_pairs))]
     pub max_score_pairs: usize,
-    /// Most responses that are kept for later ones to go on from; 0 keeps none
+    /// Most stored responses, which later requests can continue; 0 stores none
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STORED_RESPONSES", default_value_t = Self::default().max_stored_responses))]
     pub max_stored_responses: usize,
-    /// Most memory of kept responses, in bytes, and no more than a quarter of the memory budget
+    /// Most memory of stored responses, in bytes, and no more than a quarter of the memory budget
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STORED_BYTES", default_value = in_bytes(Self::default().max_stored_bytes),
         value_parser = byte_count::<usize>))]
     pub max_stored_bytes: usize,
     /// What is kept of `/v1/files` and `/v1/batches`.
     #[cfg_attr(feature = "cli", command(flatten))]
     pub batches: BatchConfig,
-    /// Most memory of a model's known prompts and words and their tokens, in bytes; 0 keeps none
+    /// Most memory of a model's tokenizer cache, which keeps prompts and words with their tokens, in bytes; 0 keeps none
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value = in_bytes(Self::default().tokenizer_cache_bytes),
         value_parser = byte_count::<usize>))]
     pub tokenizer_cache_bytes: usize,
-    /// Long bodies, templates and prompts that are worked on at once; more wait. By default as many as there are cores
+    /// Long bodies, templates and prompts that are processed at once; more wait. By default as many as there are cores
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_WORK_THREADS", default_value_t = Self::default().work_threads))]
     pub work_threads: NonZeroUsize,
     /// Whether hints that have no effect here (verbosity, service_tier, ...) are refused rather than ignored
@@ -288,7 +288,8 @@ pub struct MediaConfig {
     #[cfg_attr(feature = "cli", arg(long = "media-max-bytes", env = "GENSET_MEDIA_MAX_BYTES", value_name = "BYTES",
         default_value = in_bytes(Self::default().max_bytes), value_parser = byte_count::<usize>))]
     pub max_bytes: usize,
-    /// Hosts that images are fetched from which chats name by URL, separated by commas: example.org, *.example.org, example.org:8443
+    /// Hosts of images that chats name by URL and the server fetches, separated by commas: example.org, *.example.org,
+    /// example.org:8443
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -323,7 +324,7 @@ impl Default for MediaConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct BatchConfig {
-    /// Folder for /v1/files and /v1/batches, which goes on with its batches after a restart; without it there are none
+    /// Folder for /v1/files and /v1/batches; its batches continue after a restart. Without it there are no files and no batches
     ///
     /// One process at a time may have it.
     #[cfg_attr(

@@ -198,7 +198,7 @@ enum Problem {
         "URLs are not fetched here; send its content as a data: URL, or have the operator allow its host with --media-hosts"
     )]
     NoHosts,
-    #[error("the host {0:?} is not one that images are fetched from (--media-hosts)")]
+    #[error("images are not fetched from the host {0:?} (--media-hosts)")]
     OtherHost(String),
     #[error("expected a URL of the form https://HOST/PATH or data:image/png;base64,...")]
     NoUrl,
@@ -218,6 +218,6 @@ enum Problem {
     TooLarge,
     #[error("it could not be fetched within {0} s")]
     Slow(u64),
-    #[error("what is there is no PNG, JPEG, GIF or WebP")]
+    #[error("it is no PNG, JPEG, GIF or WebP")]
     NoImage,
 }

@@ -272,7 +272,7 @@ impl Models {
             let failure = self.failure(failures, name);
             failure.as_ref().is_some_and(Failure::is_lasting)
         };
-        let over = || EngineError::internal("the models are followed no more");
+        let over = || EngineError::internal("this process no longer follows the models");
         tokio::select! {
             biased;
             map = map.wait_for(|map| named(map, name).is_some()) => {

@@ -46,12 +46,12 @@ impl WorkThreads {
     pub(crate) fn register(&self, registry: &MetricsRegistry) {
         registry.register(
             "genset_frontend_long_work_running",
-            "Bodies, templates and prompts that are worked on off the async threads",
+            "Long bodies, templates and prompts that are being processed",
             self.running.clone(),
         );
         registry.register(
             "genset_frontend_long_work_waiting",
-            "Those that wait for a thread",
+            "Long bodies, templates and prompts that wait for a thread",
             self.waiting.clone(),
         );
     }
@@ -82,7 +82,7 @@ impl WorkThreads {
             work(&owner)
         });
         done.await.unwrap_or_else(|error| {
-            let failed = EngineError::internal("working on the request failed");
+            let failed = EngineError::internal("processing the request failed");
             Err(failed.with_source(error).into())
         })
     }

@@ -34,8 +34,7 @@ pub(super) fn chat_messages(
         read_message(format!("messages[{index}]"), message, &mut turns)?;
     }
     if turns.is_assistants() {
-        let why =
-            "an answer cannot be begun by the client here; the last message must be the user's";
+        let why = "the client cannot begin the answer here; the last message must be the user's";
         return Err(ApiError::unsupported("messages", why));
     }
     Ok(turns.into_messages())

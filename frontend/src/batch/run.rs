@@ -446,7 +446,7 @@ impl Batches {
             }
         };
         let Some(routes) = self.routes_of(record) else {
-            let problem = "The API key that the batch belongs to is no more.";
+            let problem = "The API key of the batch no longer exists.";
             let unasked = unasked_line(id, line.shown_id(), "invalid_api_key", problem);
             return Some(LineAttempt::Answered(unasked));
         };

@@ -303,7 +303,7 @@ impl BatchStore {
     fn remove_file(&self, id: &str) {
         for path in [self.file_record(id), self.content(id)] {
             if let Err(error) = fs::remove_file(&path) {
-                tracing::warn!(%error, path = %path.display(), "a deleted file is still on the disk");
+                tracing::warn!(%error, path = %path.display(), "a deleted file cannot be removed from the disk");
             }
         }
     }
@@ -408,7 +408,7 @@ impl BatchStore {
     fn remove_batches(&self, ids: Vec<String>) {
         for id in ids {
             if let Err(error) = fs::remove_file(self.batch_record(&id)) {
-                tracing::warn!(%error, batch = id, "a forgotten batch is still on the disk");
+                tracing::warn!(%error, batch = id, "an expired batch cannot be removed from the disk");
             }
         }
     }
@@ -481,7 +481,7 @@ pub(crate) fn file_not_found(id: &str, param: &'static str) -> ApiError {
 /// The 507 for a disk that cannot be written.
 pub(crate) fn not_written(error: &io::Error) -> ApiError {
     tracing::error!(%error, "the folder of batches cannot be written");
-    let message = "This server's disk takes no more. Send the request again later.";
+    let message = "This server cannot write to its disk. Send the request again later.";
     ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message)
 }
 

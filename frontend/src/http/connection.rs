@@ -126,8 +126,8 @@ impl Connection {
         };
         match greeted {
             Ok(Ok(stream)) => self.serve(stream).await,
-            Ok(Err(error)) => tracing::debug!(%error, "a client could not be greeted"),
-            Err(_elapsed) => tracing::debug!("a client did not greet in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "the TLS handshake with a client failed"),
+            Err(_elapsed) => tracing::debug!("a client did not finish the TLS handshake in time"),
         }
     }
 

@@ -216,7 +216,7 @@ impl Upload {
                 "purpose" => &mut upload.purpose,
                 "expires_after[anchor]" => &mut upload.anchor,
                 "expires_after[seconds]" => &mut upload.seconds,
-                "file" => return Err(ApiError::invalid("file", "there is more than one")),
+                "file" => return Err(ApiError::invalid("file", "it is given more than once")),
                 _ => return Err(ApiError::unknown(name)),
             };
             *field = Some(text(&name, &mut part, &pace).await?);
@@ -256,7 +256,7 @@ impl Upload {
     fn record(&self, caller: &Caller, batches: &Batches) -> Result<FileRecord, ApiError> {
         match self.purpose.as_deref() {
             Some("batch") => {}
-            Some(_) => return Err(ApiError::invalid("purpose", "only \"batch\" is taken here")),
+            Some(_) => return Err(ApiError::invalid("purpose", "only \"batch\" is available")),
             None => return Err(ApiError::invalid("purpose", "you must provide \"batch\"")),
         }
         if self

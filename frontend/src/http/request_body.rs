@@ -276,7 +276,7 @@ fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
         for encoding in encodings.split(',').map(str::trim) {
             if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
                 let message = format!(
-                    "The content-encoding {encoding:?} is not taken here; send the body as it is."
+                    "The content-encoding {encoding:?} is not available; send the body without encoding."
                 );
                 return Err(ApiError {
                     param: Some("content-encoding".into()),

@@ -230,7 +230,7 @@ fn warning_of(config: &FrontendConfig, address: SocketAddr) -> Option<String> {
         ""
     };
     Some(format!(
-        "{address} is reachable by others, and anybody who reaches it may ask; `genset key NAME` makes a key and a line \
+        "{address} is reachable by others, and anybody who reaches it may use it; `genset key NAME` makes a key and a line \
          for the file of --api-keys{pages}"
     ))
 }

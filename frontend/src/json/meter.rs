@@ -124,7 +124,7 @@ impl Meter {
 
     fn too_much(&self, name: &str) -> ApiError {
         let problem = format!(
-            "too many values for the size of the request: what is made of its JSON may take {BYTES_PER_BYTE} times its \
+            "too many values for the size of the request: its parsed JSON may take {BYTES_PER_BYTE} times its \
              bytes and {} MiB, here {} bytes",
             FREE_BYTES >> 20,
             self.limit

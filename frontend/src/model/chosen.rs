@@ -20,8 +20,7 @@ pub(super) struct Chosen {
 impl Chosen {
     /// None yet, and at most `max`.
     pub(super) fn register(registry: &MetricsRegistry, max: NonZeroUsize) -> Self {
-        let help =
-            "Models that workers announce and that are not served, for --max-models others are";
+        let help = "Models that workers announce and that are not served, because of --max-models";
         Self {
             names: BTreeSet::new(),
             max,

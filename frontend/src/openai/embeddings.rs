@@ -64,7 +64,7 @@ impl EmbeddingRequest {
         let model = fields.model()?;
         let inputs = read_prompts(&mut fields, "input", max_inputs)?;
         let inputs =
-            inputs.ok_or_else(|| ApiError::invalid("input", "you must provide what to embed"))?;
+            inputs.ok_or_else(|| ApiError::invalid("input", "you must provide an input"))?;
         refuse_empty(&inputs)?;
         let encoding = read_encoding(&mut fields)?;
         let dimensions = fields.u32("dimensions")?;

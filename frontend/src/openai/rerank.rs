@@ -65,7 +65,7 @@ impl RerankRequest {
             let why = "documents are scored whole; leave the field out and shorten those that are too long";
             fields.refuse(cuts, &[], why)?;
         }
-        let why = "documents have a text alone; leave the field out";
+        let why = "documents have only a text; leave the field out";
         fields.refuse("rank_fields", &[], why)?;
         let hints = fields.finish_request(&["user"])?;
         Ok(Self {

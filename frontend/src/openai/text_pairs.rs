@@ -111,7 +111,7 @@ fn read_text(name: &str, json: &str, meter: &Meter) -> Result<String, ApiError> 
         if key != "text" {
             return Err(ApiError::unsupported(
                 full,
-                "documents have a text alone; put what is to be read into it",
+                "a document has only the field 'text'; put all content into it",
             ));
         }
         text = Some(meter.text(&full, value)?);

@@ -212,9 +212,9 @@ impl Chat {
     /// Content can only be constrained if the tokens before it are known, because the constrained tokens continue them.
     fn refuse_bound_content(&self, model: &ServedModel, field: &str) -> Result<(), ApiError> {
         let why = if model.text.is_none() || self.has_media {
-            "this model's engine makes the prompt itself, and then an answer bound to a format cannot call tools"
+            "this model's engine makes the prompt itself, so an answer bound to a format cannot call tools"
         } else if model.parsers.are_harmony() {
-            "of a model that writes in channels, an answer bound to a format cannot call tools"
+            "this model writes in channels, so an answer bound to a format cannot call tools"
         } else {
             return Ok(());
         };

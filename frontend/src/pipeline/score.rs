@@ -225,11 +225,11 @@ fn tokens_of(
     owner: &Owner,
 ) -> Result<PairTokens, ApiError> {
     let Some(files) = &model.text else {
-        let why = "this server has no tokenizer for the model, and pairs are put together by one";
+        let why = "this server has no tokenizer for the model, and needs one to build pairs";
         return Err(ApiError::unsupported("model", why));
     };
     let Some(template) = files.tokenizer.pair_template() else {
-        let why = "the post_processor of its tokenizer.json does not say what stands between two texts, so there are no pairs to score";
+        let why = "the post_processor of its tokenizer.json has no template for a pair of texts, so it cannot score pairs";
         return Err(ApiError::unsupported("model", why));
     };
     let tokens = PairTokens {

@@ -270,8 +270,8 @@ fn behind_thoughts(mut output: Output, thoughts: u32) -> Output {
 
 fn torn() -> EngineError {
     EngineError::internal(
-        "one token of the model's ends its thoughts and begins its answer, which cannot be bound to a format then; ask \
-         without tools, or send \"tool_choice\": \"none\"",
+        "one token of this model ends its reasoning and begins its answer, so the answer cannot be bound to a format; leave \
+         out 'tools', or send \"tool_choice\": \"none\"",
     )
 }
 

@@ -295,7 +295,7 @@ fn read_reasoning(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Res
         return Ok(());
     };
     reasoning.hand_on("effort", chat, "reasoning_effort")?;
-    let why = "the chat template decides which thoughts the model sees again";
+    let why = "the chat template decides which reasoning the model sees again";
     reasoning.refuse("context", &[json!("auto")], why)?;
     let standard = [json!("standard")];
     reasoning.refuse("mode", &standard, "only \"standard\" is available")?;
