@@ -32,14 +32,14 @@ pub struct CandleArgs {
     /// Type of weights and activations on a GPU: bf16 or f16; auto is bf16. On the CPU it is f32
     #[cfg_attr(feature = "cli", arg(long, default_value_t))]
     pub dtype: DtypeChoice,
-    /// Whether a GPU gets a step's kernels one by one, and no CUDA graphs
+    /// Whether a GPU runs a step's kernels one by one, without CUDA graphs
     #[cfg_attr(
         feature = "cli",
         arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = false,
             num_args = 0..=1, require_equals = true, default_missing_value = "true")
     )]
     pub enforce_eager: bool,
-    /// What weights become on the CPU when their file has them as floats: none, q8_0, q6_k, q5_k, q4_k, q4_0
+    /// Quantization on the CPU of weights that their file has as floats: none, q8_0, q6_k, q5_k, q4_k, q4_0
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "TYPE"))]
     pub quantize: Quantization,
     /// The most tokens of a sequence; `None` for as many as the model's context holds. The KV cache is made for it.
@@ -69,7 +69,8 @@ pub struct CandleArgs {
     /// Widest instructions that the CPU computes with: avx512 (with VNNI), avxvnni, avx2; i8mm, dotprod, neon; auto is the widest it has
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "ISA"))]
     pub isa: IsaChoice,
-    /// Bits of what quantized weights are multiplied with on the CPU: 8 where that is enough, or 16 everywhere, which is as exact as floats and slower
+    /// Bits of the activations that quantized weights are multiplied with on the CPU: 8 where that is enough, or 16 everywhere,
+    /// which is as exact as floats and slower
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "BITS"))]
     pub activation_bits: ActivationBits,
     /// Sequences that wait in the engine; more are refused

@@ -14,8 +14,8 @@ const MOST_TOKENS: usize = 32;
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct SpeculationArgs {
-    /// Guess tokens, so that a pass judges several: ngram looks into the sequence's own tokens, draft-model asks --draft-model;
-    /// off [default: draft-model with --draft-model, else off]
+    /// Guess tokens, so that one pass of the model checks several: ngram takes them from the sequence's own tokens, draft-model
+    /// from --draft-model; off [default: draft-model with --draft-model, else off]
     #[cfg_attr(feature = "cli", arg(long, value_name = "METHOD"))]
     pub speculate: Option<SpeculateChoice>,
     /// Checkout folder or GGUF file of a smaller model with the same vocabulary, which guesses tokens; for the command genset also
@@ -63,7 +63,7 @@ impl SpeculationArgs {
                     None => Ok(None),
                     Some(_) => Err(EngineError::invalid_argument(
                         "--num-speculative-tokens",
-                        "nothing guesses; add --speculate ngram or --draft-model, or leave it out",
+                        "it has no effect without speculation; add --speculate ngram or --draft-model, or leave it out",
                     )),
                 };
             }

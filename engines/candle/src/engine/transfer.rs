@@ -232,7 +232,7 @@ impl Transfers {
         while let Some(piece) = pieces.next().await {
             let bytes = piece?;
             if bytes.is_empty() || bytes.len() > wanted.end - next {
-                return Err(KvTransfers::lost("they have another length than was said"));
+                return Err(KvTransfers::lost("they have another length than announced"));
             }
             let (done, is_done) = oneshot::channel();
             let write = Command::Write {
@@ -370,7 +370,7 @@ impl KvSource for Source {
         let held = self
             .holds
             .take(hold)
-            .ok_or_else(|| KvTransfers::lost("they are held no more"))?;
+            .ok_or_else(|| KvTransfers::lost("they are no longer held"))?;
         // The requester knows what it has cached, but nothing else about held blocks.
         let prompt_tokens = held.value().prompt_tokens;
         let Range { start, end } = bytes_of(&self.layout, prompt_tokens, blocks.cached_blocks);

@@ -171,7 +171,7 @@ fn shards(path: &Path) -> Result<Vec<String>, LoadError> {
     if path.join(SINGLE).exists() && !names.contains(SINGLE) {
         tracing::warn!(
             folder = %path.display(),
-            "{INDEX} is passed over: it does not name {SINGLE}, which is read"
+            "{INDEX} is ignored: it does not name {SINGLE}, which is read"
         );
         return Ok(vec![SINGLE.to_owned()]);
     }

@@ -176,7 +176,7 @@ impl<'a> ModelWeights<'a> {
         if self.fallbacks == 1 {
             tracing::warn!(
                 %wanted, got = ?got, tensor = name, row_len,
-                "rows are no whole blocks of the quantization asked for; such matrices take another (told once)"
+                "rows are not whole blocks of the requested quantization; such matrices use another (logged once)"
             );
         } else {
             tracing::debug!(%wanted, got = ?got, tensor = name, row_len, "another quantization");

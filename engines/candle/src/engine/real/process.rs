@@ -56,7 +56,9 @@ pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
 pub(crate) fn set_activation_bits(bits: ActivationBits, is_cpu: bool) -> Result<(), EngineError> {
     let refused = |problem| Err(EngineError::invalid_argument("--activation-bits", problem));
     if bits != ActivationBits::default() && !is_cpu {
-        return refused("a GPU multiplies without rounding to so many bits; leave the flag out");
+        return refused(
+            "it has no effect on a GPU, which does not round activations; leave the flag out",
+        );
     }
     if bits != ActivationBits::default() && simd::quantized_kernels().is_none() {
         return refused(

@@ -39,8 +39,8 @@ impl OpenSpeculation {
             None => None,
             Some(_) if role != Role::Aggregated => {
                 let problem = format!(
-                    "a {role} worker takes none: its KV blocks do not travel with those of the prompt; use --speculate ngram on \
-                     decode workers"
+                    "a {role} worker takes no draft model: the draft's KV blocks are not transferred with those of the prompt; \
+                     use --speculate ngram on decode workers"
                 );
                 return Err(EngineError::invalid_argument(DRAFT_MODEL, problem));
             }

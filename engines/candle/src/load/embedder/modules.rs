@@ -112,7 +112,7 @@ fn pooling(path: &Path) -> Result<Vec<Pooling>, LoadError> {
     let config = read_json::<Value>(path)?;
     let config = config.ok_or_else(|| LoadError::incomplete(path, "it is not there"))?;
     if config.get("include_prompt") == Some(&Value::Bool(false)) {
-        let fix = "it must be true: what stands before a text counts";
+        let fix = "it must be true: embeddings include the prompt before a text";
         return Err(LoadError::unsupported(path, "include_prompt", false, fix));
     }
     let named: Vec<&str> = match config.get("pooling_mode") {
@@ -154,7 +154,7 @@ fn dense(checkout: &Path, folder: &str, width: usize) -> Result<HeadStep, LoadEr
     let config = read_json::<Dense>(&path)?;
     let config = config.ok_or_else(|| LoadError::incomplete(&path, "it is not there"))?;
     if config.in_features != width {
-        let problem = format!("is {}; what comes in has {width}", config.in_features);
+        let problem = format!("is {}, but its input has {width}", config.in_features);
         return Err(LoadError::bad_config(&path, "in_features", problem));
     }
     if config.out_features == 0 || config.out_features > 1 << 17 {
