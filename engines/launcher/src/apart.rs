@@ -52,12 +52,12 @@ impl Blocks {
 /// Refuses parameters that no connector could use.
 fn check(params: &Value) -> Result<(), String> {
     if params.as_object().is_none_or(serde_json::Map::is_empty) {
-        return Err("kv_transfer_params must be an object that says something".into());
+        return Err("kv_transfer_params must be an object with at least one field".into());
     }
     let length = params.to_string().len();
     if length > MAX_PARAMS_BYTES {
         return Err(format!(
-            "kv_transfer_params have {length} bytes, and {MAX_PARAMS_BYTES} are allowed"
+            "kv_transfer_params have {length} bytes, more than the limit of {MAX_PARAMS_BYTES}"
         ));
     }
     Ok(())
@@ -195,7 +195,7 @@ impl KvSource for Claims {
     async fn fetch(&self, data: Value, _ctx: RequestContext) -> Result<KvBytes, EngineError> {
         let (_, hold) = Blocks::read(&data)?;
         let held = self.0.take(hold);
-        let held = held.ok_or_else(|| KvTransfers::lost("they are held no more"))?;
+        let held = held.ok_or_else(|| KvTransfers::lost("they are no longer held"))?;
         if held.value().is_over() {
             return Err(KvTransfers::lost("the server that held them is gone"));
         }

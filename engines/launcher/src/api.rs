@@ -244,7 +244,7 @@ pub(crate) fn unreadable(problem: impl std::fmt::Display) -> EngineError {
 
 /// The error for an answer without the log probabilities that were asked for.
 fn no_logprobs() -> EngineError {
-    unreadable("log probabilities were asked for and are not there")
+    unreadable("it has no log probabilities, which the request asks for")
 }
 
 /// The first model of `/v1/models`, which for vLLM and SGLang includes the context length.

@@ -77,7 +77,7 @@ pub struct LauncherArgs {
     /// trtllm, llamacpp, mistralrs, libllama, mocker]
     #[arg(long, value_name = "FILE")]
     pub extra_engine_args: Option<PathBuf>,
-    /// What the model takes in chats beside text: image, audio, both separated by a comma, or none [default: what its config.json
+    /// Kinds of input in chats beside text: image, audio, both separated by a comma, or none [default: what its config.json
     /// names] [out=vllm, sglang]
     #[arg(long, value_name = "KINDS")]
     pub media: Option<MediaKinds>,

@@ -211,7 +211,7 @@ impl LauncherConfig {
         } else if self.context_length_tokens == Some(0) {
             ("--context-length", "must be at least 1")
         } else if self.health_interval.is_zero() {
-            ("health_interval", "must be longer than nothing")
+            ("health_interval", "must be more than 0")
         } else {
             self.nodes.validate()?;
             self.restart.map_or(Ok(()), |policy| policy.validate())?;

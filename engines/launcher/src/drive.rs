@@ -43,7 +43,7 @@ const FULL_PAUSES: [Duration; 5] = [
 const MAX_PREFILL_BYTES: usize = 16 << 20;
 
 /// The error for an answer to a prefill without transfer parameters.
-const NO_BLOCKS: &str = "the answer to a prefill has no kv_transfer_params; its connector must be one that tells them with the \
+const NO_BLOCKS: &str = "the answer to a prefill has no kv_transfer_params; its connector must return them with the \
                          answer, as NixlConnector does";
 
 /// The progress of an exchange.

@@ -178,7 +178,7 @@ impl LauncherEngine {
         answer.map_err(|error| {
             let title = self.config.kind.title();
             EngineError::internal(format!(
-                "the {title} server is healthy but does not tell about itself: {error}"
+                "the {title} server is healthy but does not describe itself: {error}"
             ))
             .with_source(error)
         })
@@ -258,7 +258,9 @@ fn kv_followers(
         return Vec::new();
     }
     let Some(block_size) = declared.kv_block_size else {
-        tracing::warn!("the server publishes KV events, but does not tell the size of its blocks");
+        tracing::warn!(
+            "the server publishes KV events, but does not report the size of its blocks"
+        );
         return Vec::new();
     };
     let clears = Clears::new(ctx.kv_events.clone());

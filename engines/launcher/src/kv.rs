@@ -100,7 +100,7 @@ impl KvSource {
         if source.path(REPLAY, MAX_DATA_PARALLEL_SIZE).len() > MAX_PATH_BYTES {
             tracing::warn!(
                 folder = %source.folder.path().display(),
-                "KV events of the server are not followed: the folder for temporary files has too long a name for a socket"
+                "KV events of the server are not followed: the path of the folder for temporary files (TMPDIR) is too long for a socket"
             );
             return Ok(None);
         }

@@ -218,11 +218,11 @@ impl ServerLoad {
         match timeout(self.pace.answer, asked).await {
             Ok(Ok(answer)) => Some(answer),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "the server does not tell its load");
+                tracing::debug!(%error, "the server does not report its load");
                 None
             }
             Err(_) => {
-                tracing::debug!("the server does not tell its load in time");
+                tracing::debug!("the server does not report its load in time");
                 None
             }
         }

@@ -72,14 +72,14 @@ impl Ranks {
                 (None, Some(ranks)) => Self::Known(ranks),
                 (None, None) => unless(
                     &["--config"],
-                    "the server tells none, and a file may say how many",
+                    "the server reports no number of ranks, and a file may set one",
                 ),
             },
             Dialect::Sglang => match told {
                 Some(ranks) => Self::Known(ranks),
                 None => unless(
                     &SGLANG_SIZE,
-                    "the server does not tell how many ranks it has",
+                    "the server does not report how many ranks it has",
                 ),
             },
             Dialect::Trtllm => unless(

@@ -333,7 +333,7 @@ impl Api for Completions {
         let cache = match client.text("/metrics").await {
             Ok(metrics) => CacheConfig::read(&metrics),
             Err(error) => {
-                tracing::debug!(%error, "vLLM does not tell the size of its KV blocks");
+                tracing::debug!(%error, "vLLM does not report the size of its KV blocks");
                 CacheConfig::default()
             }
         };

@@ -78,7 +78,7 @@ async fn ask(
             Err(Failed::Refused(error_of(Some(status.as_u16()), &said)))
         }
         Ok(Err(error)) => {
-            let message = format!("the server was asked for {path}, and then {error}");
+            let message = format!("asking the server for {path} failed: {error}");
             let lost = EngineError::new(ErrorKind::Disconnected, message);
             Err(Failed::Lost(lost.with_source(error)))
         }

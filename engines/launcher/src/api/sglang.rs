@@ -128,7 +128,7 @@ impl Api for Sglang {
         let info: ServerInfo = match client.get("/server_info").await {
             Ok(info) => info,
             Err(error) => {
-                tracing::debug!(%error, "SGLang does not tell how long a prompt may be");
+                tracing::debug!(%error, "SGLang does not report how long a prompt may be");
                 ServerInfo::default()
             }
         };
@@ -160,7 +160,7 @@ fn chat_call(
         return Err(EngineError::unsupported(RequestField::Logprobs, problem));
     }
     if request.stop.ignore_eos && !request.stop.stop_token_ids.is_empty() {
-        let problem = "SGLang passes them over beside ignore_eos; leave one of the two out";
+        let problem = "SGLang ignores them beside ignore_eos; leave one of the two out";
         return Err(EngineError::unsupported(
             RequestField::StopTokenIds,
             problem,
