@@ -47,7 +47,7 @@ impl RestartPolicy {
         let problem = if self.max_restarts == 0 {
             "max_restarts must be at least 1; leave the policy out for none"
         } else if self.first_pause.is_zero() {
-            "first_pause must be longer than nothing"
+            "first_pause must be more than 0"
         } else if self.longest_pause < self.first_pause {
             "longest_pause must be at least first_pause"
         } else {

@@ -75,7 +75,7 @@ impl Call {
         let bytes = self.undecoded().await?;
         let item = bytes.map(|bytes| decode_payload(&bytes)).transpose();
         item.map_err(|error| {
-            EngineError::internal("the engine's process answered what is not expected here")
+            EngineError::internal("the engine's process sent an unexpected answer")
                 .with_source(error)
         })
     }
@@ -85,7 +85,7 @@ impl Call {
         let first = self.item().await?;
         if first.is_some() && self.item::<T>().await?.is_some() {
             return Err(EngineError::internal(
-                "the engine's process answered twice where one answer is due",
+                "the engine's process sent two answers where one is expected",
             ));
         }
         Ok(first)

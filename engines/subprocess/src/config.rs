@@ -148,7 +148,7 @@ impl SubprocessConfig {
         } else if self.max_frame_bytes < MIN_FRAME_BYTES {
             ("max_frame_bytes", "must be at least 65536")
         } else if self.heartbeat_interval.is_zero() {
-            ("heartbeat_interval", "must be longer than nothing")
+            ("heartbeat_interval", "must be more than 0")
         } else if self.heartbeat_timeout <= self.heartbeat_interval {
             (
                 "heartbeat_timeout",

@@ -143,7 +143,7 @@ impl Sinks {
             None if self.has_odd_rank.swap(true, Ordering::Relaxed) => {}
             None => tracing::warn!(
                 rank,
-                "the engine's process tells KV events of a rank that it did not declare (kv_ranks, data_parallel_size); they are dropped"
+                "the engine's process publishes KV events of a rank that it did not declare (kv_ranks, data_parallel_size); they are dropped"
             ),
         }
     }
@@ -158,7 +158,7 @@ fn log_end(error: &EngineError) -> bool {
     }
     let is_early = !matches!(error.kind(), EngineShutdown | Disconnected | Cancelled);
     if is_early {
-        tracing::error!(%error, "the engine's process publishes no more");
+        tracing::error!(%error, "the engine's process no longer publishes");
     }
     is_early
 }

@@ -96,7 +96,7 @@ fn spawn_error(config: &SubprocessConfig, error: io::Error) -> EngineError {
     if let Some(cwd) = config.cwd.as_ref().filter(|cwd| !cwd.is_dir()) {
         return EngineError::invalid_argument(
             "cwd",
-            format!("{} is no directory that can be entered", cwd.display()),
+            format!("{} is no directory, or cannot be entered", cwd.display()),
         );
     }
     let program = config.program.display();

@@ -273,7 +273,7 @@ impl Child {
             | FrameKind::Error
             | FrameKind::Auth => {
                 let what = format!(
-                    "a {:?} frame, which is not the worker's to send",
+                    "a {:?} frame, which only an engine's process may send",
                     frame.kind
                 );
                 return Err(ServeError::Protocol { what });
@@ -385,7 +385,8 @@ impl Reply {
             }
             "cleanup" => engine.cleanup().await,
             "control" => {
-                let problem = "has no way yet to an engine in a process of its own that is in Rust";
+                let problem =
+                    "is not yet available for engines in Rust that run in a process of their own";
                 Err(EngineError::unsupported(At::other("control"), problem))
             }
             _ => Err(EngineError::not_found(format!(
