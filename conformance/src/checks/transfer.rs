@@ -68,12 +68,12 @@ fn is_right_or_lost(answer: &Answer, expected: &[TokenId]) -> CheckResult {
     match answer.error() {
         Some(error) => ensure!(
             error.policy().is_retryable,
-            "blocks that are held no more are reported as {}, which says that it is no use to try again",
+            "blocks that are no longer held are reported as {}, which says that it is no use to try again",
             error.kind()
         ),
         None => ensure!(
             answer.tokens() == expected,
-            "with blocks that are held no more came {:?}, with the right ones {expected:?}",
+            "with blocks that are no longer held came {:?}, with the right ones {expected:?}",
             answer.tokens()
         ),
     }

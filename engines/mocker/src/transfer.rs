@@ -195,7 +195,7 @@ impl KvSource for Source {
         let held: Held<HeldSequence> = self
             .holds
             .take(hold)
-            .ok_or_else(|| KvTransfers::lost("they are held no more"))?;
+            .ok_or_else(|| KvTransfers::lost("they are no longer held"))?;
         let tokens = blocks.prompt_tokens.saturating_sub(blocks.cached_tokens);
         let takes = Duration::from_secs_f64(self.token_s * float(tokens));
         let on_its_way = async move {

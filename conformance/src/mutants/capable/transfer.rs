@@ -148,7 +148,7 @@ impl KvSource for Source {
     async fn fetch(&self, data: Value, _ctx: RequestContext) -> Result<KvBytes, EngineError> {
         let handle = handle_of(&data).ok_or_else(|| bad("these are not blocks of this engine"))?;
         let blocks = self.0.take(handle).map(Bytes::from_static);
-        let piece = blocks.ok_or_else(|| KvTransfers::lost("they are held no more"));
+        let piece = blocks.ok_or_else(|| KvTransfers::lost("they are no longer held"));
         Ok(Box::pin(stream::once(async { piece })))
     }
 
