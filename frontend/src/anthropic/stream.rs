@@ -27,7 +27,7 @@ use crate::openai::put_json;
 /// let mut encoder = MessageEncoder::new(head);
 /// let mut out = BytesMut::new();
 /// encoder.delta(Delta::Reasoning("Hm."), &mut out);
-/// assert!(out.is_empty(), "thoughts are not shown");
+/// assert!(out.is_empty(), "reasoning is not shown");
 /// encoder.delta(Delta::Content("Hi"), &mut out);
 /// assert!(out.starts_with(b"event: content_block_start\ndata: {"));
 /// ```
