@@ -60,6 +60,13 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// A line for each program with its time, then the warnings.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> + '_ {
+        let times = self.done.iter();
+        let times = times.map(|done| format!("{:>14}    {}", done.took, done.name));
+        times.chain(self.warnings())
+    }
+
     /// A warning for each flaky program.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         self.flaky.iter().map(|Flaky { name, log }| {

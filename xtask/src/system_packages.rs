@@ -12,7 +12,13 @@ struct Program {
     package: &'static str,
 }
 
-/// The servers of the tests, the browser, and the compiler that builds the GPU kernels for the host.
+/// The compiler that builds the GPU kernels for the host.
+const COMPILER: Program = Program {
+    name: "c++",
+    package: "g++",
+};
+
+/// The servers of the tests, the compiler, and the browser.
 const PROGRAMS: [Program; 4] = [
     Program {
         name: "etcd",
@@ -22,10 +28,7 @@ const PROGRAMS: [Program; 4] = [
         name: "nats-server",
         package: "nats-server",
     },
-    Program {
-        name: "c++",
-        package: "g++",
-    },
+    COMPILER,
     Program {
         name: "chromium",
         package: "chromium",
@@ -37,9 +40,22 @@ const PROGRAMS: [Program; 4] = [
 /// # Errors
 /// When they cannot be installed; the error has the command to run by hand.
 pub(crate) fn ensure_programs() -> anyhow::Result<()> {
-    let missing: Vec<_> = PROGRAMS.iter().filter(|program| !program.runs()).collect();
+    ensure(&PROGRAMS)
+}
+
+/// Installs the compiler if it is missing.
+///
+/// # Errors
+/// As [`ensure_programs`].
+pub(crate) fn ensure_compiler() -> anyhow::Result<()> {
+    ensure(&[COMPILER])
+}
+
+fn ensure(programs: &[Program]) -> anyhow::Result<()> {
+    let missing: Vec<_> = programs.iter().filter(|program| !program.runs()).collect();
     if missing.is_empty() {
-        eprintln!("etcd, nats-server, c++ and chromium are here");
+        let names: Vec<_> = programs.iter().map(|program| program.name).collect();
+        eprintln!("installed already: {}", names.join(", "));
         return Ok(());
     }
     let packages: Vec<_> = missing.iter().map(|program| program.package).collect();

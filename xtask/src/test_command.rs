@@ -1,13 +1,16 @@
 //! `cargo xtask test`: the steps of CI, as a table.
 //!
 //! Steps are ordered by how soon they can fail. The first failure ends the run and names the command that repeats it, because a
-//! later step rarely says anything new about code that does not build. From the tests on, steps run in parallel: tests mostly
-//! wait, and the others build meanwhile. A step that fails there is retried at the end, alone.
+//! later step rarely says anything new about code that does not build. Programs and packages are downloaded while the lints
+//! compute. From the tests on, steps run in parallel: tests mostly wait, and the others build meanwhile. A step that fails beside
+//! others is retried, alone.
 
 use std::env;
 use std::fs;
-use std::path::Path;
+use std::panic;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use anyhow::{Context as _, anyhow};
 
@@ -43,11 +46,13 @@ impl Step {
     }
 }
 
-/// What may run beside a step. All steps but `Nothing` come together at the end.
+/// What may run beside a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// Nothing: the step comes before the parallel ones.
-    Nothing,
+    /// Only downloads: the step comes before the parallel ones.
+    Downloads,
+    /// The lints and what comes before them: the step downloads more than it computes.
+    Lints,
     /// The tests: they are built first, then each of their programs is a job.
     Tests,
     /// Anything except another build.
@@ -87,21 +92,21 @@ const STEPS: [Step; 17] = [
         name: "format",
         title: "format",
         repeat: Some("cargo fmt --all --check"),
-        beside: Beside::Nothing,
+        beside: Beside::Downloads,
         perform: |repo, _| run_command(cargo(repo.root()).args(["fmt", "--all", "--check"])),
     },
     Step {
         name: "programs",
         title: "programs of the system",
         repeat: None,
-        beside: Beside::Nothing,
+        beside: Beside::Lints,
         perform: |_, _| system_packages::ensure_programs(),
     },
     Step {
         name: "lints",
         title: "lints",
         repeat: Some("cargo clippy --workspace --all-targets -- -D warnings"),
-        beside: Beside::Nothing,
+        beside: Beside::Downloads,
         perform: |repo, _| {
             let arguments = [
                 "clippy",
@@ -119,7 +124,7 @@ const STEPS: [Step; 17] = [
         name: "python-package",
         title: "Python package",
         repeat: None,
-        beside: Beside::Nothing,
+        beside: Beside::Lints,
         perform: |repo, _| python_package::run(repo),
     },
     Step {
@@ -266,22 +271,20 @@ pub(crate) fn run(repo: &Repo, names: &[String], advisories: Advisories) -> anyh
     }
     let is_chosen = |step: &&Step| names.is_empty() || names.iter().any(|name| name == step.name);
     let steps: Vec<&Step> = STEPS.iter().filter(is_chosen).collect();
-    // A single step shows its output live.
-    let is_first = |step: &&Step| steps.len() == 1 || step.beside == Beside::Nothing;
-    let (first, beside): (Vec<&Step>, Vec<&Step>) = steps.iter().copied().partition(is_first);
     let mut times = Vec::new();
-    for (index, step) in first.iter().enumerate() {
-        let headline = format!("[{}/{}] {}", index + 1, steps.len(), step.title);
-        let perform = || {
-            (step.perform)(repo, advisories).map_err(|error| {
-                let repeat = step.repeat();
-                anyhow!("{error:#}\nRepeat it alone with:\n    {repeat}")
-            })
-        };
-        times.push(timed(&headline, step.name, perform)?.0);
-    }
-    if !beside.is_empty() {
-        times.extend(run_beside(repo, &beside, advisories)?);
+    if let [step] = steps.as_slice() {
+        // Its output is live.
+        times.push(perform(step, "[1/1]", repo, advisories)?);
+    } else {
+        let (first, beside): (Vec<&Step>, Vec<&Step>) = steps
+            .iter()
+            .copied()
+            .partition(|step| matches!(step.beside, Beside::Downloads | Beside::Lints));
+        let program = copy_of_this_program(repo)?;
+        times.extend(run_first(&program, repo, &first, advisories)?);
+        if !beside.is_empty() {
+            times.extend(run_beside(&program, repo, &beside, advisories)?);
+        }
     }
     let count = steps.len();
     eprintln!(
@@ -291,13 +294,75 @@ pub(crate) fn run(repo: &Repo, names: &[String], advisories: Advisories) -> anyh
     Ok(())
 }
 
-/// Runs steps in parallel where they may. Returns the lines with their times.
-fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::Result<Vec<String>> {
+/// A copy of this program, for steps that are processes: building the tests replaces its file.
+fn copy_of_this_program(repo: &Repo) -> anyhow::Result<PathBuf> {
     let logs = rust_tests::logs(repo);
     fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
-    // A copy: building the tests replaces this program's file.
     let program = logs.join("xtask");
     fs::copy(env::current_exe()?, &program).context("cannot copy this program")?;
+    Ok(program)
+}
+
+/// Runs a step with live output. Returns the line with its time.
+fn perform(
+    step: &Step,
+    index: &str,
+    repo: &Repo,
+    advisories: Advisories,
+) -> anyhow::Result<String> {
+    let perform = || {
+        (step.perform)(repo, advisories).map_err(|error| {
+            let repeat = step.repeat();
+            anyhow!("{error:#}\nRepeat it alone with:\n    {repeat}")
+        })
+    };
+    let headline = format!("{index} {}", step.title);
+    Ok(timed(&headline, step.name, perform)?.0)
+}
+
+/// Runs the steps before the parallel ones, those that download in a second thread. Returns the lines with their times.
+fn run_first(
+    program: &Path,
+    repo: &Repo,
+    steps: &[&Step],
+    advisories: Advisories,
+) -> anyhow::Result<Vec<String>> {
+    let (downloads, steps): (Vec<&Step>, Vec<&Step>) =
+        steps.iter().partition(|step| step.beside == Beside::Lints);
+    if !downloads.is_empty() && !steps.is_empty() {
+        // The lints run build scripts, which need it.
+        system_packages::ensure_compiler()?;
+    }
+    let builds = downloads.iter();
+    let jobs = Jobs {
+        builds: builds
+            .map(|step| step_job(program, repo, step, advisories))
+            .collect(),
+        ..Jobs::default()
+    };
+    let logs = rust_tests::logs(repo);
+    thread::scope(|scope| {
+        let downloads = scope.spawn(|| side_by_side::run(jobs, 0, &logs));
+        let mut times = Vec::new();
+        for (index, step) in steps.iter().enumerate() {
+            let index = format!("[{}/{}]", index + 1, steps.len());
+            times.push(perform(step, &index, repo, advisories)?);
+        }
+        let outcome = downloads
+            .join()
+            .unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+        times.extend(outcome.lines());
+        Ok(times)
+    })
+}
+
+/// Runs steps in parallel where they may. Returns the lines with their times.
+fn run_beside(
+    program: &Path,
+    repo: &Repo,
+    steps: &[&Step],
+    advisories: Advisories,
+) -> anyhow::Result<Vec<String>> {
     let mut times = Vec::new();
     let mut jobs = Jobs::default();
     match FirstBuild::of(steps) {
@@ -317,9 +382,9 @@ fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::R
     // These wait more than they compute; at the end they would wait alone.
     let mut waiting = Vec::new();
     for step in steps {
-        let job = || step_job(&program, repo, step, advisories);
+        let job = || step_job(program, repo, step, advisories);
         match step.beside {
-            Beside::Nothing | Beside::Tests => {}
+            Beside::Downloads | Beside::Lints | Beside::Tests => {}
             Beside::OtherBuilds => jobs.builds.push(job()),
             Beside::All => waiting.push(job()),
         }
@@ -327,15 +392,11 @@ fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::R
     jobs.others.splice(0..0, waiting);
     let names: Vec<_> = steps.iter().map(|step| step.name).collect();
     let headline = format!("side by side: {}", names.join(", "));
+    let logs = rust_tests::logs(repo);
     let run = || side_by_side::run(jobs, side_by_side::lanes()?, &logs);
     let (line, outcome) = timed(&headline, "side by side:", run)?;
     times.push(line);
-    let each = outcome
-        .done
-        .iter()
-        .map(|done| format!("{:>14}    {}", done.took, done.name));
-    times.extend(each);
-    times.extend(outcome.warnings());
+    times.extend(outcome.lines());
     Ok(times)
 }
 
@@ -394,13 +455,10 @@ mod tests {
 
     #[test]
     fn what_runs_beside_others_stands_at_the_end() {
-        let first = STEPS
-            .iter()
-            .take_while(|step| step.beside == Beside::Nothing);
-        let first = first.count();
+        let is_first = |step: &Step| matches!(step.beside, Beside::Downloads | Beside::Lints);
+        let first = STEPS.iter().take_while(|step| is_first(step)).count();
         assert!(first > 0);
-        let mut beside = STEPS[first..].iter();
-        assert!(beside.all(|step| step.beside != Beside::Nothing));
+        assert!(!STEPS[first..].iter().any(is_first));
     }
 
     #[test]
