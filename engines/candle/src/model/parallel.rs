@@ -3,8 +3,9 @@
 //! Regions are short (tens of microseconds) and many, so threads spin between them, and sleep only after some time without
 //! work. A region does not wait for threads that have not joined it: beside other programs that would take milliseconds, and a
 //! token has hundreds of regions. The number of threads, including the caller, is that of rayon's global pool when the first
-//! region runs, so one setting bounds both. If candle computes the products, its threads, which spin too, also run our regions:
-//! two spinning pools would compete for the processors.
+//! region runs, so one setting bounds both. On a processor without kernels for quantized weights another library computes their
+//! products, with threads that spin too. There rayon's threads, which sleep, run our regions: two spinning pools would compete for
+//! the processors.
 
 mod pool;
 
@@ -14,10 +15,12 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rayon::prelude::*;
+
 use self::pool::Pool;
 use super::simd::quantized_kernels;
 
-/// Our threads; `None` if candle's are used.
+/// Our threads; `None` if rayon's are used.
 fn pool() -> Option<&'static Pool> {
     static POOL: OnceLock<Option<Pool>> = OnceLock::new();
     let start = || Pool::new(rayon::current_num_threads().saturating_sub(1));
@@ -25,12 +28,9 @@ fn pool() -> Option<&'static Pool> {
         .as_ref()
 }
 
-/// The number of threads of [`for_each_range_if_large`], including the caller.
+/// The number of threads of [`for_each_range_if_large`].
 pub(super) fn num_threads() -> usize {
-    pool().map_or_else(
-        || candle_core::utils::barrier_pool().n_workers(),
-        Pool::num_workers,
-    ) + 1
+    pool().map_or_else(rayon::current_num_threads, |pool| pool.num_workers() + 1)
 }
 
 /// Calls `work` with ranges that together cover `0..items`: on all threads, or only on this one if waking others would cost
@@ -50,10 +50,11 @@ pub(super) fn for_each_range_if_large(
     if items == 1 || operations < WORTH_SHARING || num_threads() == 1 {
         return work(0..items);
     }
-    let Some(pool) = pool() else {
-        return candle_core::utils::barrier_pool().execute_chunked(items, work);
-    };
     let len = items.div_ceil(num_threads() * RANGES);
+    let Some(pool) = pool() else {
+        let starts = (0..items).into_par_iter().step_by(len);
+        return starts.for_each(|start| work(start..(start + len).min(items)));
+    };
     let next = AtomicUsize::new(0);
     pool.run(&|| {
         loop {
