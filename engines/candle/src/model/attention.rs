@@ -4,6 +4,7 @@
 //! does the same; `tensors` computes unsupported cases with plain candle operations.
 
 pub(super) mod by_kernels;
+mod heads;
 mod paged;
 pub(super) mod plan;
 mod prepare;
@@ -11,35 +12,19 @@ mod tensors;
 
 use candle_core::{DType, Result, Tensor};
 
+pub(super) use self::heads::{AttentionHeads, Direction};
 use self::plan::{Plan, PlanFor};
+use self::prepare::{HeadNorm, Projections};
 use super::batch::StepBatch;
 use super::kv_cache::{HostLayer, KvCache, KvNumber, LayerKv};
 use super::norm::Norm;
 use super::rope::{Frequencies, Turns};
 use crate::model::host;
 
-/// The tokens of its sequence that a row attends to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// Itself and earlier tokens; with a window, only the last of them.
-    Causal,
-    /// Tokens on both sides; with a window, at most that many on each side.
-    Both,
-}
-
 /// One layer's attention, without its projections.
 #[derive(Debug)]
 pub(super) struct Attention {
-    pub(super) num_heads: usize,
-    /// Divides `num_heads`.
-    pub(super) num_kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) direction: Direction,
-    /// The number of tokens that a row attends to, itself included, or with both sides those on each side; `None` for all.
-    pub(super) window: Option<usize>,
-    pub(super) softcap: Option<f32>,
-    /// The factor of scores.
-    pub(super) scale: f32,
+    pub(super) heads: AttentionHeads,
     /// Normalizes each head of the queries.
     pub(super) query_norm: Option<Norm>,
     /// Normalizes each head of the keys.
@@ -128,7 +113,7 @@ impl Attention {
     pub(super) fn plan_for<'a>(&self, frequencies: &'a [Frequencies], kv: &KvCache) -> PlanFor<'a> {
         PlanFor {
             frequencies,
-            group: self.group(),
+            group: self.heads.group(),
             has_many: by_kernels::has_many(kv.spec().dtype),
         }
     }
@@ -153,36 +138,38 @@ impl Attention {
         batch: &StepBatch,
     ) -> Result<Tensor> {
         let queries = host::read(qkv, |qkv| {
-            prepare::store_keys_and_values(self, qkv, turns, &mut kv, batch)?;
-            prepare::queries(self, qkv, turns)
-        })??;
-        let out = paged::attend(self, &queries, &kv, batch);
+            with_norm(self.query_norm.as_ref(), |query_norm| {
+                with_norm(self.key_norm.as_ref(), |key_norm| {
+                    let projections = Projections {
+                        qkv,
+                        turns,
+                        query_norm,
+                        key_norm,
+                    };
+                    let slots = &batch.slots;
+                    prepare::store_keys_and_values(&self.heads, &projections, &mut kv, slots);
+                    prepare::queries(&self.heads, &projections)
+                })
+            })
+        })???;
+        let sinks = self.sinks.as_ref().map(|sinks| &sinks.host[..]);
+        let out = paged::attend(&self.heads, sinks, &queries, &kv, &batch.sequences);
         Tensor::from_vec(
             out,
-            (batch.tokens.len(), self.num_heads * self.head_dim),
+            (
+                batch.tokens.len(),
+                self.heads.num_heads * self.heads.head_dim,
+            ),
             qkv.device(),
         )
     }
+}
 
-    /// Query heads that share a key and value head.
-    fn group(&self) -> usize {
-        self.num_heads / self.num_kv_heads
-    }
-
-    /// Columns of `qkv`.
-    fn qkv_width(&self) -> usize {
-        (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-    }
-
-    /// The positions that a row at `position` attends to, in a context of `context_len` tokens.
-    fn visible(&self, position: usize, context_len: usize) -> std::ops::Range<usize> {
-        let end = position + 1;
-        match (self.direction, self.window) {
-            (Direction::Causal, window) => end.saturating_sub(window.unwrap_or(end))..end,
-            (Direction::Both, None) => 0..context_len,
-            (Direction::Both, Some(window)) => {
-                position.saturating_sub(window)..context_len.min(end.saturating_add(window))
-            }
-        }
-    }
+/// Calls `f` with the numbers of a norm, if there is one.
+fn with_norm<R>(norm: Option<&Norm>, f: impl FnOnce(Option<HeadNorm<'_>>) -> R) -> Result<R> {
+    let Some(norm) = norm else {
+        return Ok(f(None));
+    };
+    let eps = norm.eps();
+    host::read(norm.weight(), |weight| f(Some(HeadNorm { weight, eps })))
 }

@@ -7,8 +7,8 @@
 use bytemuck::NoUninit;
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::Attention;
 use super::plan::{MANY_QUERIES, Plan, Tiles};
+use super::{Attention, AttentionHeads};
 use crate::model::kernels::{self, Launch, address, module_of, narrow, to_write};
 use crate::model::norm::Norm;
 
@@ -53,10 +53,10 @@ pub(super) fn forward(
     kv: Kv<'_>,
 ) -> Result<Tensor> {
     let (rows, width) = qkv.dims2()?;
-    if width != attention.qkv_width() || kv.keys.dtype() != qkv.dtype() {
+    if width != attention.heads.qkv_width() || kv.keys.dtype() != qkv.dtype() {
         candle_core::bail!("projections {qkv:?} for keys {:?}", kv.keys);
     }
-    let shape = [rows, attention.num_heads * attention.head_dim];
+    let shape = [rows, attention.heads.num_heads * attention.heads.head_dim];
     let queries = to_write(&shape, qkv.dtype(), qkv.device())?;
     make_heads(attention, qkv, plan, kv, &queries)?;
     let out = to_write(&shape, qkv.dtype(), qkv.device())?;
@@ -104,7 +104,7 @@ fn make_heads(
 ) -> Result<()> {
     let (query_norm, query_eps) = norm(attention.query_norm.as_ref(), qkv.dtype())?;
     let (key_norm, key_eps) = norm(attention.key_norm.as_ref(), qkv.dtype())?;
-    let all_heads = attention.num_heads + 2 * attention.num_kv_heads;
+    let all_heads = attention.heads.num_heads + 2 * attention.heads.num_kv_heads;
     let launch = Launch {
         kernel: "heads",
         module: module_of(qkv)?,
@@ -121,9 +121,9 @@ fn make_heads(
             positions: plan.places.positions,
             slots: plan.places.slots,
             frequencies: plan.places.frequencies[attention.rotation],
-            num_heads: narrow(attention.num_heads)?,
-            num_kv_heads: narrow(attention.num_kv_heads)?,
-            head_dim: narrow(attention.head_dim)?,
+            num_heads: narrow(attention.heads.num_heads)?,
+            num_kv_heads: narrow(attention.heads.num_kv_heads)?,
+            head_dim: narrow(attention.heads.head_dim)?,
             query_eps,
             key_eps,
         },
@@ -184,11 +184,11 @@ impl Call<'_> {
     /// Decode rows, and all rows if there is no kernel for many queries.
     fn few(&self) -> Result<()> {
         let tiles = self.plan.places.few;
-        let Attention {
+        let AttentionHeads {
             num_kv_heads,
             head_dim,
             ..
-        } = *self.attention;
+        } = self.attention.heads;
         if tiles.count == 0 {
             return Ok(());
         }
@@ -219,21 +219,26 @@ impl Call<'_> {
             return Ok(());
         }
         debug_assert_eq!(tiles.queries, MANY_QUERIES, "the kernel's own number");
-        let size = self.attention.head_dim.next_power_of_two().clamp(32, 256);
+        let size = self
+            .attention
+            .heads
+            .head_dim
+            .next_power_of_two()
+            .clamp(32, 256);
         let arguments = self.arguments(tiles, 1, 0)?;
-        let grid = [tiles.count, self.attention.num_kv_heads, 1];
+        let grid = [tiles.count, self.attention.heads.num_kv_heads, 1];
         self.launch(&format!("prefill_d{size}"), grid, THREADS, arguments)
     }
 
     /// The number of parts to split contexts into, for blocks with this many groups of lanes.
     fn splits(&self, tiles: Tiles, groups: usize) -> usize {
-        let window = self.attention.window.unwrap_or(usize::MAX);
+        let window = self.attention.heads.window.unwrap_or(usize::MAX);
         let positions = tiles.longest_context.min(window);
         let unsplit = groups * POSITIONS_UNSPLIT;
         if positions <= unsplit {
             return 1;
         }
-        let blocks = tiles.count * self.attention.num_kv_heads;
+        let blocks = tiles.count * self.attention.heads.num_kv_heads;
         let wanted = BLOCKS_WANTED.div_ceil(blocks);
         // If a merge is needed anyway, finer splits are better.
         let most = positions.div_ceil(unsplit / 2);
@@ -243,6 +248,7 @@ impl Call<'_> {
     fn arguments(&self, tiles: Tiles, splits: usize, partials: u64) -> Result<AttendArguments> {
         let attention = self.attention;
         let window = attention
+            .heads
             .window
             .map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX));
         Ok(AttendArguments {
@@ -258,15 +264,15 @@ impl Call<'_> {
             },
             sequences: self.plan.places.sequences,
             tiles: tiles.start,
-            num_heads: narrow(attention.num_heads)?,
-            num_kv_heads: narrow(attention.num_kv_heads)?,
-            head_dim: narrow(attention.head_dim)?,
+            num_heads: narrow(attention.heads.num_heads)?,
+            num_kv_heads: narrow(attention.heads.num_kv_heads)?,
+            head_dim: narrow(attention.heads.head_dim)?,
             block_size: narrow(self.kv.block_size)?,
             window,
             splits: narrow(splits)?,
             queries_per_tile: narrow(tiles.queries)?,
-            softcap: attention.softcap.unwrap_or(0.0),
-            scale: attention.scale,
+            softcap: attention.heads.softcap.unwrap_or(0.0),
+            scale: attention.heads.scale,
             unused: 0,
         })
     }

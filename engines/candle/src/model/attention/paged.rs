@@ -13,8 +13,8 @@ mod partition;
 use std::ops::Range;
 
 use self::partition::{PARTITION, Partial, Scratch};
-use super::Attention;
-use crate::model::batch::{SequenceRows, StepBatch};
+use super::AttentionHeads;
+use crate::model::batch::SequenceRows;
 use crate::model::kv_cache::{HostLayer, KvNumber};
 use crate::model::parallel::{SharedMut, for_each_range_if_large, num_threads};
 
@@ -35,22 +35,38 @@ struct Item {
     partials: Option<Range<usize>>,
 }
 
-/// Attends with `queries`, `[rows, num_heads * head_dim]`; returns the same shape.
+/// What all tiles of a layer share.
+#[derive(Debug, Clone, Copy)]
+struct Call<'a> {
+    heads: &'a AttentionHeads,
+    /// `[num_heads]`.
+    sinks: Option<&'a [f32]>,
+    sequences: &'a [SequenceRows],
+}
+
+/// Attends with `queries`, `[rows, num_heads * head_dim]`; returns the same shape. A sink is one more score of a query head, which
+/// enters the softmax but has no value.
 pub(super) fn attend<T: KvNumber>(
-    attention: &Attention,
+    heads: &AttentionHeads,
+    sinks: Option<&[f32]>,
     queries: &[f32],
     kv: &HostLayer<'_, T>,
-    batch: &StepBatch,
+    sequences: &[SequenceRows],
 ) -> Vec<f32> {
-    let plan = Plan::new(attention, batch);
+    let call = Call {
+        heads,
+        sinks,
+        sequences,
+    };
+    let plan = Plan::new(call);
     let mut out = vec![0.0f32; queries.len()];
     let mut partials = vec![Partial::empty(); plan.partials];
     let shared_out = SharedMut::new(&mut out);
     let shared_partials = SharedMut::new(&mut partials);
     for_each_range_if_large(plan.items.len(), plan.operations, |range| {
-        let mut scratch = Scratch::new(attention, kv.block_size());
+        let mut scratch = Scratch::new(heads, kv.block_size());
         for item in &plan.items[range] {
-            let tile = Tile::new(attention, batch, item);
+            let tile = Tile::new(call, item);
             scratch.load_queries(&tile, queries);
             match &item.partials {
                 None => {
@@ -77,21 +93,13 @@ pub(super) fn attend<T: KvNumber>(
             }
         }
     });
-    merge_split_tiles(
-        attention,
-        batch,
-        &plan,
-        &partials,
-        kv.block_size(),
-        &mut out,
-    );
+    merge_split_tiles(call, &plan, &partials, kv.block_size(), &mut out);
     out
 }
 
 /// Merges the partials of tiles that are divided among items.
 fn merge_split_tiles(
-    attention: &Attention,
-    batch: &StepBatch,
+    call: Call<'_>,
     plan: &Plan,
     partials: &[Partial],
     block_size: usize,
@@ -105,9 +113,9 @@ fn merge_split_tiles(
     if split.peek().is_none() {
         return;
     }
-    let mut scratch = Scratch::new(attention, block_size);
+    let mut scratch = Scratch::new(call.heads, block_size);
     while let Some((first, places)) = split.next() {
-        let tile = Tile::new(attention, batch, first);
+        let tile = Tile::new(call, first);
         scratch.reset(&tile);
         partials[places]
             .iter()
@@ -136,14 +144,15 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(attention: &Attention, batch: &StepBatch) -> Self {
-        let rows_per_tile = (TILE_QUERIES / attention.group()).max(1);
+    fn new(call: Call<'_>) -> Self {
+        let heads = call.heads;
+        let rows_per_tile = (TILE_QUERIES / heads.group()).max(1);
         let mut items = Vec::new();
-        for (index, sequence) in batch.sequences.iter().enumerate() {
-            for head in 0..attention.num_kv_heads {
+        for (index, sequence) in call.sequences.iter().enumerate() {
+            for head in 0..heads.num_kv_heads {
                 for start in sequence.rows.clone().step_by(rows_per_tile) {
                     let rows = start..(start + rows_per_tile).min(sequence.rows.end);
-                    let partitions = partitions(attention, sequence, &rows);
+                    let partitions = partitions(heads, sequence, &rows);
                     items.push(Item {
                         sequence: index,
                         rows,
@@ -158,7 +167,7 @@ impl Plan {
             .iter()
             .map(|item| item.partitions.len() * item.rows.len())
             .sum();
-        let operations = partitions * PARTITION * attention.group() * attention.head_dim / 8;
+        let operations = partitions * PARTITION * heads.group() * heads.head_dim / 8;
         Self {
             items,
             partials: 0,
@@ -202,9 +211,13 @@ impl Plan {
 }
 
 /// The partitions that any of `rows` attends to.
-fn partitions(attention: &Attention, sequence: &SequenceRows, rows: &Range<usize>) -> Range<usize> {
+fn partitions(
+    heads: &AttentionHeads,
+    sequence: &SequenceRows,
+    rows: &Range<usize>,
+) -> Range<usize> {
     let position = |row: usize| sequence.context_len - (sequence.rows.end - row);
-    let visible = |row: usize| attention.visible(position(row), sequence.context_len);
+    let visible = |row: usize| heads.visible(position(row), sequence.context_len);
     let (start, end) = (visible(rows.start).start, visible(rows.end - 1).end);
     start / PARTITION..end.div_ceil(PARTITION)
 }
@@ -212,7 +225,7 @@ fn partitions(attention: &Attention, sequence: &SequenceRows, rows: &Range<usize
 /// Rows of a sequence with the query heads of one key and value head.
 #[derive(Debug)]
 struct Tile<'a> {
-    attention: &'a Attention,
+    call: Call<'a>,
     blocks: &'a [u32],
     rows: Range<usize>,
     head: usize,
@@ -222,10 +235,10 @@ struct Tile<'a> {
 }
 
 impl<'a> Tile<'a> {
-    fn new(attention: &'a Attention, batch: &'a StepBatch, item: &Item) -> Self {
-        let sequence = &batch.sequences[item.sequence];
+    fn new(call: Call<'a>, item: &Item) -> Self {
+        let sequence = &call.sequences[item.sequence];
         Self {
-            attention,
+            call,
             blocks: &sequence.blocks,
             rows: item.rows.clone(),
             head: item.head,
@@ -236,13 +249,13 @@ impl<'a> Tile<'a> {
 
     /// The number of query vectors: those of the first row, then those of the next.
     fn num_queries(&self) -> usize {
-        self.rows.len() * self.attention.group()
+        self.rows.len() * self.call.heads.group()
     }
 
     /// The positions that a query attends to.
     fn visible(&self, query: usize) -> Range<usize> {
-        let position = self.first_position + query / self.attention.group();
-        self.attention.visible(position, self.context_len)
+        let position = self.first_position + query / self.call.heads.group();
+        self.call.heads.visible(position, self.context_len)
     }
 
     /// The positions that any of the queries attends to.
@@ -252,19 +265,18 @@ impl<'a> Tile<'a> {
 
     /// The query's sink score, if there is one.
     fn sink(&self, query: usize) -> Option<f32> {
-        let group = self.attention.group();
-        let sinks = self.attention.sinks.as_ref()?;
-        Some(sinks.host[self.head * group + query % group])
+        let group = self.call.heads.group();
+        Some(self.call.sinks?[self.head * group + query % group])
     }
 
     /// Calls `f` with each query and its range in `[rows, num_heads * head_dim]`.
     fn for_each_query(&self, mut f: impl FnMut(usize, Range<usize>)) {
-        let group = self.attention.group();
-        let head_dim = self.attention.head_dim;
+        let group = self.call.heads.group();
+        let head_dim = self.call.heads.head_dim;
         for query in 0..self.num_queries() {
             let row = self.rows.start + query / group;
             let head = self.head * group + query % group;
-            let start = (row * self.attention.num_heads + head) * head_dim;
+            let start = (row * self.call.heads.num_heads + head) * head_dim;
             f(query, start..start + head_dim);
         }
     }

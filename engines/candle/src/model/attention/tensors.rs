@@ -18,19 +18,19 @@ pub(super) fn forward(
     block_size: usize,
 ) -> Result<Tensor> {
     let rows = batch.tokens.len();
-    let kv_width = attention.num_kv_heads * attention.head_dim;
-    let q_width = attention.num_heads * attention.head_dim;
+    let kv_width = attention.heads.num_kv_heads * attention.heads.head_dim;
+    let q_width = attention.heads.num_heads * attention.heads.head_dim;
     let turns = TurnTensors::new(turns, rows, qkv.device(), qkv.dtype())?;
     let q = prepare(
         &qkv.narrow(1, 0, q_width)?,
-        attention.head_dim,
+        attention.heads.head_dim,
         attention.query_norm.as_ref(),
         &turns,
     )?;
-    let q = q.affine(f64::from(attention.scale), 0.0)?;
+    let q = q.affine(f64::from(attention.heads.scale), 0.0)?;
     let k = prepare(
         &qkv.narrow(1, q_width, kv_width)?,
-        attention.head_dim,
+        attention.heads.head_dim,
         attention.key_norm.as_ref(),
         &turns,
     )?;
@@ -103,13 +103,13 @@ fn attend(
 ) -> Result<Tensor> {
     let rows = sequence.rows.len();
     let (kv_heads, group, head_dim) = (
-        attention.num_kv_heads,
-        attention.group(),
-        attention.head_dim,
+        attention.heads.num_kv_heads,
+        attention.heads.group(),
+        attention.heads.head_dim,
     );
     let first_position = sequence.context_len - rows;
     let context_len = sequence.context_len;
-    let seen = attention.visible(first_position, context_len).start..context_len;
+    let seen = attention.heads.visible(first_position, context_len).start..context_len;
     let slots = seen
         .clone()
         .map(|position| slot(sequence, position, block_size))
@@ -132,7 +132,7 @@ fn attend(
     let scores = q
         .matmul(&gather(keys)?.transpose(1, 2)?.contiguous()?)?
         .to_dtype(DType::F32)?;
-    let scores = match attention.softcap {
+    let scores = match attention.heads.softcap {
         Some(cap) => (scores.affine(1.0 / f64::from(cap), 0.0)?.tanh()? * f64::from(cap))?,
         None => scores,
     };
@@ -170,10 +170,10 @@ fn mask(
 ) -> Result<Tensor> {
     let rows = sequence.rows.len();
     let first_position = sequence.context_len - rows;
-    let mask: Vec<f32> = (0..rows * attention.group())
+    let mask: Vec<f32> = (0..rows * attention.heads.group())
         .flat_map(|query| {
-            let position = first_position + query / attention.group();
-            let visible = attention.visible(position, sequence.context_len);
+            let position = first_position + query / attention.heads.group();
+            let visible = attention.heads.visible(position, sequence.context_len);
             seen.clone().map(move |position| {
                 if visible.contains(&position) {
                     0.0
@@ -183,5 +183,5 @@ fn mask(
             })
         })
         .collect();
-    Tensor::from_vec(mask, (rows * attention.group(), seen.len()), device)
+    Tensor::from_vec(mask, (rows * attention.heads.group(), seen.len()), device)
 }

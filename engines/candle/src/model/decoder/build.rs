@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::{Block, Layer, Model, SlowMatrix};
 use crate::error::LoadError;
-use crate::model::attention::{Attention, Direction, Sinks};
+use crate::model::attention::{Attention, AttentionHeads, Direction, Sinks};
 use crate::model::config::{Experts, ModelConfig};
 use crate::model::experts::ExpertMixture;
 use crate::model::feed_forward::FeedForward;
@@ -159,13 +159,15 @@ impl<'a> Builder<'a> {
                 .is_none_or(|every| !(index + 1).is_multiple_of(every))
         });
         Ok(Attention {
-            num_heads: config.num_heads,
-            num_kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
-            direction: Direction::Causal,
-            window: window.map(|window| window.size_tokens),
-            softcap: config.attention_softcap,
-            scale: config.attention_scale,
+            heads: AttentionHeads {
+                num_heads: config.num_heads,
+                num_kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                direction: Direction::Causal,
+                window: window.map(|window| window.size_tokens),
+                softcap: config.attention_softcap,
+                scale: config.attention_scale,
+            },
             query_norm,
             key_norm,
             rotation: self.rotation(index, window.is_some()),

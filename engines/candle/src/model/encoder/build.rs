@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::config::{EncoderConfig, EncoderFamily, Positions};
 use super::{Encoder, EncoderFeedForward, Layer, LayerNorm, Norms, PositionTable, TokenTypes};
 use crate::error::LoadError;
-use crate::model::attention::{Attention, Direction};
+use crate::model::attention::{Attention, AttentionHeads, Direction};
 use crate::model::linear::Linear;
 use crate::model::memory::WeightMemory;
 use crate::model::rope::Frequencies;
@@ -183,13 +183,15 @@ impl<'a> Builder<'a> {
             Positions::Rotary { .. } | Positions::Absolute { .. } => None,
         };
         Attention {
-            num_heads: config.num_heads,
-            num_kv_heads: config.num_heads,
-            head_dim: config.head_dim(),
-            direction: Direction::Both,
-            window,
-            softcap: None,
-            scale: (config.head_dim() as f32).sqrt().recip(),
+            heads: AttentionHeads {
+                num_heads: config.num_heads,
+                num_kv_heads: config.num_heads,
+                head_dim: config.head_dim(),
+                direction: Direction::Both,
+                window,
+                softcap: None,
+                scale: (config.head_dim() as f32).sqrt().recip(),
+            },
             query_norm: None,
             key_norm: None,
             rotation: usize::from(window.is_some()),

@@ -54,13 +54,15 @@ impl Shape {
         let num_heads = self.num_kv_heads * self.group;
         let sinks = rounded(numbers(num_heads, random), &[num_heads], DType::F32);
         Attention {
-            num_heads,
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
-            direction: Direction::Causal,
-            window: self.window,
-            softcap: self.softcap,
-            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            heads: AttentionHeads {
+                num_heads,
+                num_kv_heads: self.num_kv_heads,
+                head_dim: self.head_dim,
+                direction: Direction::Causal,
+                window: self.window,
+                softcap: self.softcap,
+                scale: 1.0 / (self.head_dim as f32).sqrt(),
+            },
             query_norm,
             key_norm,
             rotation: 0,
@@ -196,7 +198,7 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
         if rows == 0 {
             continue;
         }
-        let width = attention.qkv_width();
+        let width = attention.heads.qkv_width();
         let qkv = rounded(numbers(rows * width, random), &[rows, width], shape.dtype);
         let step = |kv: &KvCache| Step::try_new(&batch, &attention, &frequencies, kv).unwrap();
         let want = {
@@ -330,7 +332,7 @@ fn a_query_that_is_no_number_leaves_no_number_beside_a_sink() {
             let frequencies = [Frequencies::full(&rope(shape.head_dim), shape.head_dim)];
             let mut forward = |is_first: bool| {
                 let batch = batch(&sequences, shape.block_size, is_first);
-                let (rows, width) = (batch.tokens.len(), attention.qkv_width());
+                let (rows, width) = (batch.tokens.len(), attention.heads.qkv_width());
                 if rows == 0 {
                     return Vec::new();
                 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Tile;
-use crate::model::attention::Attention;
+use crate::model::attention::AttentionHeads;
 use crate::model::kv_cache::{HostLayer, KvNumber};
 use crate::model::simd::{LANES, by_simd, exp, multiply_add, sum_of, tanh};
 
@@ -61,11 +61,11 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn new(attention: &Attention, block_size: usize) -> Self {
+    pub(super) fn new(heads: &AttentionHeads, block_size: usize) -> Self {
         Self {
-            head_dim: attention.head_dim,
+            head_dim: heads.head_dim,
             block_size,
-            softcap: attention.softcap,
+            softcap: heads.softcap,
             num_queries: 0,
             queries: Vec::new(),
             scores: Vec::new(),
