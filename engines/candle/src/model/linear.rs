@@ -12,6 +12,7 @@ mod quantized;
 mod tests;
 mod weight_type;
 
+use std::io;
 use std::sync::Arc;
 
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -132,7 +133,9 @@ impl Matrix {
                     let Some(row) = blocks.chunks_exact(row_bytes).nth(id as usize) else {
                         candle_core::bail!("row {id} of a matrix with {} rows", self.out_features);
                     };
-                    quantized::numbers(*dtype, row, out);
+                    if let Some(block_type) = dtype.block_type() {
+                        block_type.numbers(row, out);
+                    }
                 }
                 Tensor::from_vec(rows, (ids.len(), self.in_features), device)?.to_dtype(to)
             }
@@ -218,14 +221,16 @@ impl Matrix {
         let shape = (self.out_features, self.in_features);
         let packed = match (&self.weight, kernels) {
             (Weight::Dense(weight), _) if weight.device().is_cpu() => {
-                Some(Packed::dense(weight, memory)?)
+                let weight = weight.contiguous()?;
+                let packed = host::read(&weight, |weight| Packed::dense(weight, shape, memory))?;
+                Some(packed?)
             }
             (Weight::Quantized(weight), Some(kernels)) if weight.device().is_cpu() => {
                 let (dtype, blocks) = (weight.dtype().into(), weight.data()?);
-                Packed::quantized(kernels, dtype, &blocks, shape, memory)?
+                packed_blocks(kernels, dtype, &blocks, shape, memory)?
             }
             (Weight::Blocks(dtype, blocks), Some(kernels)) => {
-                Packed::quantized(kernels, *dtype, blocks, shape, memory)?
+                packed_blocks(kernels, *dtype, blocks, shape, memory)?
             }
             (Weight::Blocks(..), None) => {
                 let weight = QTensor::quantize(&self.numbers()?, GgmlDType::Q8_0)?;
@@ -240,6 +245,20 @@ impl Matrix {
             },
             None => self,
         })
+    }
+}
+
+/// Packs quantized blocks; `None` if there is no kernel for them.
+fn packed_blocks(
+    kernels: QuantizedKernels,
+    dtype: WeightType,
+    blocks: &[u8],
+    shape: (usize, usize),
+    memory: &mut WeightMemory,
+) -> io::Result<Option<Packed>> {
+    match dtype.block_type() {
+        Some(block_type) => Packed::quantized(kernels, block_type, blocks, shape, memory),
+        None => Ok(None),
     }
 }
 

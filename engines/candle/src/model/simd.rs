@@ -79,7 +79,43 @@ pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
 
 /// The instructions of the kernels for quantized weights. A value exists only for what this processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QuantizedKernels {
+pub(crate) struct QuantizedKernels(QuantizedLevel);
+
+impl QuantizedKernels {
+    /// The kernels of this processor, and all narrower ones that it can run, the widest first. They compute the same bits; for
+    /// tests, which show it.
+    #[cfg(test)]
+    pub(crate) fn every() -> Vec<Self> {
+        let Some(widest) = quantized_kernels() else {
+            return Vec::new();
+        };
+        #[cfg(target_arch = "x86_64")]
+        let all = [
+            QuantizedLevel::Avx512Vnni,
+            // With the AVX-512 VNNI instruction if AVX-VNNI is missing.
+            QuantizedLevel::AvxVnni,
+            QuantizedLevel::Avx2,
+        ];
+        #[cfg(target_arch = "aarch64")]
+        let all = [
+            QuantizedLevel::NeonMatrix,
+            QuantizedLevel::NeonDot,
+            QuantizedLevel::Neon,
+        ];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let all: [QuantizedLevel; 0] = [];
+        let all = all.into_iter().map(Self);
+        all.skip_while(|kernels| *kernels != widest).collect()
+    }
+
+    pub(super) fn level(self) -> QuantizedLevel {
+        self.0
+    }
+}
+
+/// As [`QuantizedKernels`], which is how others see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QuantizedLevel {
     /// As [`Level::Avx512Vnni`].
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
@@ -102,22 +138,23 @@ pub(crate) enum QuantizedKernels {
 
 /// The kernels for quantized weights; `None` if there are none for this processor.
 pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
-    match level() {
+    let level = match level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512Vnni => Some(QuantizedKernels::Avx512Vnni),
+        Level::Avx512Vnni => Some(QuantizedLevel::Avx512Vnni),
         #[cfg(target_arch = "x86_64")]
-        Level::AvxVnni => Some(QuantizedKernels::AvxVnni),
+        Level::AvxVnni => Some(QuantizedLevel::AvxVnni),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx2 => Some(QuantizedKernels::Avx2),
+        Level::Avx512 | Level::Avx2 => Some(QuantizedLevel::Avx2),
         #[cfg(target_arch = "aarch64")]
-        Level::NeonMatrix => Some(QuantizedKernels::NeonMatrix),
+        Level::NeonMatrix => Some(QuantizedLevel::NeonMatrix),
         #[cfg(target_arch = "aarch64")]
-        Level::NeonDot => Some(QuantizedKernels::NeonDot),
+        Level::NeonDot => Some(QuantizedLevel::NeonDot),
         #[cfg(target_arch = "aarch64")]
-        Level::Baseline => Some(QuantizedKernels::Neon),
+        Level::Baseline => Some(QuantizedLevel::Neon),
         #[cfg(not(target_arch = "aarch64"))]
         Level::Baseline => None,
-    }
+    };
+    level.map(QuantizedKernels)
 }
 
 #[cfg(target_arch = "x86_64")]

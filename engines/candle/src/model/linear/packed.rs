@@ -1,16 +1,13 @@
 //! Matrices as tiles of sixteen rows, and the parallel region that multiplies several of them with the same rows.
 
+use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use candle_core::{Result, Tensor};
-
 use super::activations::{bits, interleave};
 use super::dense::{self, Column};
-use super::quantized::{Int8Rows, QuantizedTiles};
-use super::weight_type::WeightType;
+use super::quantized::{BlockType, Int8Rows, QuantizedTiles};
 use crate::args::ActivationBits;
-use crate::model::host;
 use crate::model::memory::{Stored, WeightMemory};
 use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
 use crate::model::simd::{LANES, QuantizedKernels};
@@ -38,13 +35,16 @@ impl std::fmt::Debug for Tiles {
 }
 
 impl Packed {
-    /// Packs f32 weights on the CPU.
-    pub(super) fn dense(weight: &Tensor, memory: &mut WeightMemory) -> Result<Self> {
-        let (out_features, in_features) = weight.dims2()?;
-        let weight = weight.contiguous()?;
-        let tiles = host::read(&weight, |weight| {
-            dense::pack(weight, out_features, in_features, memory)
-        })??;
+    /// Packs f32 weights, `[out_features, in_features]`.
+    ///
+    /// # Errors
+    /// The system is out of memory.
+    pub(super) fn dense(
+        weight: &[f32],
+        (out_features, in_features): (usize, usize),
+        memory: &mut WeightMemory,
+    ) -> io::Result<Self> {
+        let tiles = dense::pack(weight, out_features, in_features, memory)?;
         Ok(Self {
             tiles: Tiles::Dense(tiles),
             out_features,
@@ -52,16 +52,19 @@ impl Packed {
         })
     }
 
-    /// Packs quantized blocks; `None` if there is no kernel for them.
+    /// Packs the quantized blocks of weights, `[out_features, in_features]`; `None` if there are none.
+    ///
+    /// # Errors
+    /// The system is out of memory.
     pub(super) fn quantized(
         kernels: QuantizedKernels,
-        dtype: WeightType,
+        block_type: BlockType,
         blocks: &[u8],
         shape: (usize, usize),
         memory: &mut WeightMemory,
-    ) -> Result<Option<Self>> {
+    ) -> io::Result<Option<Self>> {
         let (out_features, in_features) = shape;
-        let tiles = QuantizedTiles::pack(kernels, dtype, blocks, shape, memory)?;
+        let tiles = QuantizedTiles::pack(kernels, block_type, blocks, shape, memory)?;
         Ok(tiles.map(|tiles| Self {
             tiles: Tiles::Quantized(tiles),
             out_features,
@@ -69,17 +72,22 @@ impl Packed {
         }))
     }
 
+    /// The number of rows, which is the width of a product.
     pub(super) fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// Rows in f32, concatenated.
-    pub(super) fn rows(&self, ids: &[u32]) -> Result<Vec<f32>> {
+    /// Rows by their indices, in f32, `[ids.len(), in_features]`.
+    ///
+    /// # Errors
+    /// An index is out of range.
+    pub(super) fn rows(&self, ids: &[u32]) -> io::Result<Vec<f32>> {
         let mut out = vec![0.0f32; ids.len() * self.in_features];
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(self.in_features)) {
             let row = id as usize;
             if row >= self.out_features {
-                candle_core::bail!("row {row} of a matrix with {} rows", self.out_features);
+                let problem = format!("row {row} of a matrix with {} rows", self.out_features);
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
             }
             match &self.tiles {
                 Tiles::Dense(columns) => {
@@ -94,6 +102,7 @@ impl Packed {
         Ok(out)
     }
 
+    /// Whether its numbers are in quantized blocks.
     pub(super) fn is_quantized(&self) -> bool {
         match &self.tiles {
             Tiles::Dense(_) => false,

@@ -18,7 +18,6 @@ use std::io;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
-use candle_core::quantized::GgmlDType;
 use rayon::prelude::*;
 
 use self::formats::{
@@ -27,9 +26,39 @@ use self::formats::{
 pub(super) use self::int8::Int8Rows;
 use self::tiles::Tile;
 use super::packed::Output;
-use super::weight_type::WeightType;
 use crate::model::memory::{Stored, WeightMemory};
 use crate::model::simd::{LANES, QuantizedKernels};
+
+/// The type of a matrix's quantized blocks, as GGUF has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BlockType {
+    /// Two bits, with scales and minima of four bits, in blocks of 256.
+    Q2K,
+    /// Three bits, with scales of six bits, in blocks of 256.
+    Q3K,
+    /// Four bits with a scale, in blocks of 32.
+    Q4_0,
+    /// Four bits with a scale and a minimum, in blocks of 32.
+    Q4_1,
+    /// Four bits, with scales and minima of six bits, in blocks of 256.
+    Q4K,
+    /// Five bits with a scale, in blocks of 32.
+    Q5_0,
+    /// Five bits with a scale and a minimum, in blocks of 32.
+    Q5_1,
+    /// Five bits, with scales and minima of six bits, in blocks of 256.
+    Q5K,
+    /// Six bits, with scales of eight bits, in blocks of 256.
+    Q6K,
+    /// Eight bits with a scale, in blocks of 32.
+    Q8_0,
+    /// Four-bit indices into a table of sixteen numbers, in blocks of 32.
+    Iq4Nl,
+    /// The same in blocks of 256, with six-bit scales.
+    Iq4Xs,
+    /// Four-bit floats, in blocks of 32 whose scale is a power of two.
+    Mxfp4,
+}
 
 /// A quantized matrix, tile after tile.
 pub(super) struct QuantizedTiles {
@@ -39,66 +68,56 @@ pub(super) struct QuantizedTiles {
     per_row: usize,
 }
 
-/// Defines the tile types, for candle's block types and for others, and [`with_tiles!`], which runs its body with the tiles of
-/// any type.
+/// Defines the tile types, and [`with_tiles!`], which runs its body with the tiles of any type.
 macro_rules! kinds {
-    ($($name:ident),*; $($own:ident),*) => {
+    ($($name:ident),*) => {
         enum Kind {
             $($name(Stored<Tile<$name>>),)*
-            $($own(Stored<Tile<$own>>),)*
         }
 
         $(const _: () = assert!(Tile::<$name>::IS_SOUND);)*
-        $(const _: () = assert!(Tile::<$own>::IS_SOUND);)*
 
         macro_rules! with_tiles {
             ($kind:expr, $tiles:ident => $body:expr) => {
                 match $kind {
                     $(Kind::$name($tiles) => $body,)*
-                    $(Kind::$own($tiles) => $body,)*
                 }
             };
         }
 
-        /// `None` if there is no kernel for blocks of this type.
         fn pack_kind(
-            dtype: WeightType,
+            block_type: BlockType,
             blocks: &[u8],
             shape: (usize, usize),
             memory: &mut WeightMemory,
-        ) -> io::Result<Option<Kind>> {
-            Ok(Some(match dtype {
-                $(WeightType::Candle(GgmlDType::$name) => Kind::$name(pack(blocks, shape, memory)?),)*
-                $(WeightType::$own => Kind::$own(pack(blocks, shape, memory)?),)*
-                WeightType::Candle(
-                    GgmlDType::F32
-                    | GgmlDType::F16
-                    | GgmlDType::BF16
-                    | GgmlDType::Q8_1
-                    | GgmlDType::Q8K,
-                ) => return Ok(None),
-            }))
+        ) -> io::Result<Kind> {
+            Ok(match block_type {
+                $(BlockType::$name => Kind::$name(pack(blocks, shape, memory)?),)*
+            })
         }
 
-        /// The numbers of blocks of a type that candle does not support; empty for other types.
-        pub(super) fn numbers(dtype: WeightType, blocks: &[u8], out: &mut [f32]) {
-            match dtype {
-                $(WeightType::$own => unpack::<$own>(blocks, out),)*
-                WeightType::Candle(_) => {}
+        impl BlockType {
+            /// Writes the numbers of blocks of this type, as many as `out` holds whole blocks.
+            pub(super) fn numbers(self, blocks: &[u8], out: &mut [f32]) {
+                match self {
+                    $(Self::$name => unpack::<$name>(blocks, out),)*
+                }
             }
         }
     };
 }
-kinds!(Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0; Iq4Nl, Iq4Xs, Mxfp4);
+kinds!(
+    Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Iq4Nl, Iq4Xs, Mxfp4
+);
 
 impl QuantizedTiles {
-    /// Packs the blocks of a matrix, `[out_features, in_features]`; `None` if there are none, or no kernel for them.
+    /// Packs the blocks of a matrix, `[out_features, in_features]`; `None` if there are none.
     ///
     /// # Errors
     /// The system is out of memory.
     pub(super) fn pack(
         kernels: QuantizedKernels,
-        dtype: WeightType,
+        block_type: BlockType,
         blocks: &[u8],
         shape: (usize, usize),
         memory: &mut WeightMemory,
@@ -106,9 +125,7 @@ impl QuantizedTiles {
         if shape.0 == 0 || shape.1 == 0 {
             return Ok(None);
         }
-        let Some(tiles) = pack_kind(dtype, blocks, shape, memory)? else {
-            return Ok(None);
-        };
+        let tiles = pack_kind(block_type, blocks, shape, memory)?;
         let per_row = with_tiles!(&tiles, tiles => tiles.len()) / shape.0.div_ceil(LANES);
         Ok(Some(Self {
             kernels,

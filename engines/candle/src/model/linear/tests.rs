@@ -24,29 +24,8 @@ const TYPES: [GgmlDType; 11] = [
 
 /// The kernels that this processor can run, each forced, the widest first.
 fn every_kernels() -> Vec<Option<QuantizedKernels>> {
-    #[cfg(target_arch = "x86_64")]
-    const ALL: &[QuantizedKernels] = &[
-        QuantizedKernels::Avx512Vnni,
-        // With the AVX-512 VNNI instruction if AVX-VNNI is missing.
-        QuantizedKernels::AvxVnni,
-        QuantizedKernels::Avx2,
-    ];
-    #[cfg(target_arch = "aarch64")]
-    const ALL: &[QuantizedKernels] = &[
-        QuantizedKernels::NeonMatrix,
-        QuantizedKernels::NeonDot,
-        QuantizedKernels::Neon,
-    ];
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    const ALL: &[QuantizedKernels] = &[];
-    let widest = quantized_kernels();
-    let narrower = ALL.iter().map(|kernels| Some(*kernels));
-    let known: Vec<_> = narrower.skip_while(|kernels| *kernels != widest).collect();
-    if known.is_empty() {
-        vec![widest]
-    } else {
-        known
-    }
+    let every: Vec<_> = QuantizedKernels::every().into_iter().map(Some).collect();
+    if every.is_empty() { vec![None] } else { every }
 }
 
 fn packed(matrix: Matrix, kernels: Option<QuantizedKernels>) -> Matrix {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use candle_core::quantized::GgmlDType;
 
+use super::quantized::BlockType;
+
 /// The type of a tensor's numbers: one of candle's, or one that only our own kernels read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightType {
@@ -43,6 +45,32 @@ impl WeightType {
             Self::Iq4Nl => 18,
             Self::Iq4Xs => 136,
             Self::Mxfp4 => 17,
+        }
+    }
+
+    /// The type of its blocks, if there are kernels for them.
+    pub(super) fn block_type(self) -> Option<BlockType> {
+        match self {
+            Self::Candle(GgmlDType::Q2K) => Some(BlockType::Q2K),
+            Self::Candle(GgmlDType::Q3K) => Some(BlockType::Q3K),
+            Self::Candle(GgmlDType::Q4_0) => Some(BlockType::Q4_0),
+            Self::Candle(GgmlDType::Q4_1) => Some(BlockType::Q4_1),
+            Self::Candle(GgmlDType::Q4K) => Some(BlockType::Q4K),
+            Self::Candle(GgmlDType::Q5_0) => Some(BlockType::Q5_0),
+            Self::Candle(GgmlDType::Q5_1) => Some(BlockType::Q5_1),
+            Self::Candle(GgmlDType::Q5K) => Some(BlockType::Q5K),
+            Self::Candle(GgmlDType::Q6K) => Some(BlockType::Q6K),
+            Self::Candle(GgmlDType::Q8_0) => Some(BlockType::Q8_0),
+            Self::Iq4Nl => Some(BlockType::Iq4Nl),
+            Self::Iq4Xs => Some(BlockType::Iq4Xs),
+            Self::Mxfp4 => Some(BlockType::Mxfp4),
+            Self::Candle(
+                GgmlDType::F32
+                | GgmlDType::F16
+                | GgmlDType::BF16
+                | GgmlDType::Q8_1
+                | GgmlDType::Q8K,
+            ) => None,
         }
     }
 

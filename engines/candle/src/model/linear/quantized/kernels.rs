@@ -14,7 +14,7 @@ use super::int8::{BLOCK, Int8Group, Int8Rows, Residual};
 use super::tiles::Tile;
 use crate::model::linear::activations::{GROUP_ROWS, groups};
 use crate::model::linear::packed::Output;
-use crate::model::simd::{LANES, QuantizedKernels};
+use crate::model::simd::{LANES, QuantizedKernels, QuantizedLevel};
 
 /// The products of `tiles` with each of the `rows` rows of `x`; `per_row` adjacent tiles are sixteen rows of a matrix.
 pub(super) fn multiply<F: Format>(
@@ -77,11 +77,11 @@ trait Work {
 fn run<W: Work>(kernels: QuantizedKernels, work: W) -> W::Done {
     // SAFETY: a `QuantizedKernels` exists only for instructions that this processor has.
     unsafe {
-        match kernels {
+        match kernels.level() {
             #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx512Vnni => by_avx512(work),
+            QuantizedLevel::Avx512Vnni => by_avx512(work),
             #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::AvxVnni => {
+            QuantizedLevel::AvxVnni => {
                 #[cfg(test)]
                 if !is_x86_feature_detected!("avxvnni") {
                     return by_vnni_of_avx512(work);
@@ -89,13 +89,13 @@ fn run<W: Work>(kernels: QuantizedKernels, work: W) -> W::Done {
                 by_avx_vnni(work)
             }
             #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx2 => by_avx2(work),
+            QuantizedLevel::Avx2 => by_avx2(work),
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonMatrix => work.by::<Neon<MatrixProduct>>(),
+            QuantizedLevel::NeonMatrix => work.by::<Neon<MatrixProduct>>(),
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonDot => work.by::<Neon<DotProduct>>(),
+            QuantizedLevel::NeonDot => work.by::<Neon<DotProduct>>(),
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::Neon => work.by::<Neon<Pairs>>(),
+            QuantizedLevel::Neon => work.by::<Neon<Pairs>>(),
         }
     }
 }
