@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use genset_backend_common::byte_size::ByteSize;
+pub use genset_kernels::{ActivationBits, IsaChoice};
 
 use crate::load::Quantization;
 
@@ -146,41 +147,6 @@ genset_backend_common::named! {
         F16 = "f16",
         /// 16 bits with the range of f32; a GPU only.
         Bf16 = "bf16",
-    }
-}
-
-genset_backend_common::named! {
-    /// The widest instructions that the CPU computes with, for comparisons and where wide ones make a processor slow.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub enum IsaChoice: FromStr {
-        /// The widest that this processor has.
-        #[default]
-        Auto = "auto",
-        /// AVX-512 with the 8-bit dot product (VNNI).
-        Avx512 = "avx512",
-        /// AVX2, FMA and F16C, with the 8-bit dot product (AVX-VNNI).
-        AvxVnni = "avxvnni",
-        /// AVX2, FMA and F16C.
-        Avx2 = "avx2",
-        /// NEON with the 8-bit dot product, and 8-bit products of matrices.
-        I8mm = "i8mm",
-        /// NEON with the 8-bit dot product.
-        Dotprod = "dotprod",
-        /// NEON alone.
-        Neon = "neon",
-    }
-}
-
-genset_backend_common::named! {
-    /// Bits of the numbers that quantized weights are multiplied with on the CPU.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub enum ActivationBits: FromStr {
-        /// One 8-bit integer a number, with a scale for 32 of them; two where one of these is far larger than most of its row, so that the
-        /// others would hardly be told apart.
-        #[default]
-        Eight = "8",
-        /// Two of each: the second is what the first leaves. Products are then as those of floats are, and take twice the work.
-        Sixteen = "16",
     }
 }
 

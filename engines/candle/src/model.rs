@@ -17,7 +17,7 @@
 //! | `lora` | what adapters add to these products |
 //! | `attention` | attention over KV blocks |
 //! | `norm`, `rope`, `feed_forward`, `experts` | the other parts of a layer |
-//! | `host`, `parallel`, `simd`, `memory` | the basis of the CPU kernels |
+//! | `host` | tensors in main memory as slices, for the kernels in the crate `genset_kernels` |
 //! | `gpu`, `kernels`, `graphs` | GPU support: opening devices, our own kernels, steps queued as a whole |
 //!
 //! # Invariant
@@ -40,11 +40,8 @@ pub(crate) mod kernels;
 mod kv_cache;
 pub(crate) mod linear;
 pub(crate) mod lora;
-mod memory;
 mod norm;
-mod parallel;
 mod rope;
-pub(crate) mod simd;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod weights;

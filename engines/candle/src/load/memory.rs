@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::{Device, quantized::GgmlDType};
 use genset_backend_common::machine::{ControlGroup, meminfo};
+use genset_kernels::quantized_kernels;
 
 use super::TensorFiles;
 use super::plan::PlannedTensor;
@@ -12,7 +13,6 @@ use super::tensors::bytes_of;
 use super::weights::{WeightOptions, to_u64};
 use crate::error::{Bytes, LoadError};
 use crate::model::WeightType;
-use crate::model::simd::quantized_kernels;
 
 /// The working memory of a step beyond weights and KV cache: activations, logits, and the process's base memory.
 const WORKSPACE_BYTES: u64 = 256 << 20;

@@ -1,24 +1,23 @@
 //! Attention of packed rows over KV blocks: one operation for prefill chunks and decode rows of many sequences.
 //!
-//! In main memory, `prepare` and `paged` compute it with our own kernels, directly on the KV blocks. On a GPU, `by_kernels`
-//! does the same; `tensors` computes unsupported cases with plain candle operations.
+//! In main memory, `genset_kernels` computes it directly on the KV blocks. On a GPU, `by_kernels` does the same; `tensors` computes
+//! unsupported cases with plain candle operations.
 
 pub(super) mod by_kernels;
-mod heads;
-mod paged;
 pub(super) mod plan;
-mod prepare;
 mod tensors;
 
 use candle_core::{DType, Result, Tensor};
+use genset_kernels::{
+    AttentionHeads, HeadNorm, HostLayer, Projections, Turns, attend, prepared_queries,
+    store_keys_and_values,
+};
 
-pub(super) use self::heads::{AttentionHeads, Direction};
 use self::plan::{Plan, PlanFor};
-use self::prepare::{HeadNorm, Projections};
 use super::batch::StepBatch;
-use super::kv_cache::{HostLayer, KvCache, KvNumber, LayerKv};
+use super::kv_cache::{KvCache, LayerKv};
 use super::norm::Norm;
-use super::rope::{Frequencies, Turns};
+use super::rope::Frequencies;
 use crate::model::host;
 
 /// One layer's attention, without its projections.
@@ -100,8 +99,7 @@ impl Attention {
             Step::Plan(plan) => return self.forward_by_kernels(qkv, plan, kv),
         };
         match kv {
-            LayerKv::HostF32(kv) => self.forward_on_host(qkv, turns, kv, batch),
-            LayerKv::HostF16(kv) => self.forward_on_host(qkv, turns, kv, batch),
+            LayerKv::Host(kv) => self.forward_on_host(qkv, turns, kv, batch),
             LayerKv::Device(kv) => {
                 let tensors = (&kv.keys, &kv.values);
                 tensors::forward(self, qkv, turns, tensors, batch, kv.block_size)
@@ -130,11 +128,11 @@ impl Attention {
         by_kernels::forward(self, qkv, plan, kv)
     }
 
-    fn forward_on_host<T: KvNumber>(
+    fn forward_on_host(
         &self,
         qkv: &Tensor,
         turns: &Turns,
-        mut kv: HostLayer<'_, T>,
+        mut kv: HostLayer<'_>,
         batch: &StepBatch,
     ) -> Result<Tensor> {
         let queries = host::read(qkv, |qkv| {
@@ -147,13 +145,13 @@ impl Attention {
                         key_norm,
                     };
                     let slots = &batch.slots;
-                    prepare::store_keys_and_values(&self.heads, &projections, &mut kv, slots);
-                    prepare::queries(&self.heads, &projections)
+                    store_keys_and_values(&self.heads, &projections, &mut kv, slots);
+                    prepared_queries(&self.heads, &projections)
                 })
             })
         })???;
         let sinks = self.sinks.as_ref().map(|sinks| &sinks.host[..]);
-        let out = paged::attend(&self.heads, sinks, &queries, &kv, &batch.sequences);
+        let out = attend(&self.heads, sinks, &queries, &kv, &batch.sequences);
         Tensor::from_vec(
             out,
             (

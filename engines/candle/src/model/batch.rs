@@ -2,7 +2,7 @@
 //!
 //! The engine fills a [`StepBatch`] from the scheduler's step, and [`Model::forward`](super::Model::forward) reads it.
 
-use std::ops::Range;
+pub use genset_kernels::SequenceRows;
 
 use super::lora::AdapterRows;
 
@@ -21,17 +21,6 @@ pub struct StepBatch {
     pub logit_rows: Vec<u32>,
     /// The rows of adapters, each adapter once; other rows use the base model.
     pub adapters: Vec<AdapterRows>,
-}
-
-/// One sequence's rows in a [`StepBatch`], at consecutive positions up to `context_len - 1`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SequenceRows {
-    /// Its rows.
-    pub rows: Range<usize>,
-    /// Tokens of this sequence in the KV cache after this step.
-    pub context_len: usize,
-    /// The KV blocks that hold them, in order.
-    pub blocks: Vec<u32>,
 }
 
 /// Consecutive tokens of one sequence, to be added to a [`StepBatch`].

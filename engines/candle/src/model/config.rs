@@ -2,6 +2,8 @@
 //!
 //! `load` reads it from a `config.json` or from a GGUF file's metadata; `model` builds the decoder from it.
 
+pub use genset_kernels::Activation;
+
 /// Everything the decoder needs beside the weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
@@ -55,26 +57,6 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// Whether the output matrix is the token embedding.
     pub is_tied: bool,
-}
-
-/// The activation of a gated feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// GELU in its tanh approximation.
-    GeluTanh,
-    /// `x * sigmoid(1.702 * x)` with gates clamped to at most `limit`. The other factor is clamped to `-limit..=limit`, plus 1
-    /// (gpt-oss).
-    ClampedSwish {
-        /// Above 0.
-        limit: f32,
-    },
-}
-
-impl Activation {
-    /// The factor inside the sigmoid of `ClampedSwish`.
-    pub(crate) const SWISH_SLOPE: f32 = 1.702;
 }
 
 /// The experts of a layer, and how the router chooses among them.

@@ -127,10 +127,11 @@ fn visits(logits: &[f32], config: Experts) -> Vec<Vec<Visit>> {
 
 #[cfg(test)]
 mod tests {
+    use genset_kernels::WeightMemory;
+
     use super::*;
     use crate::model::config::Activation;
     use crate::model::linear::Matrix;
-    use crate::model::memory::WeightMemory;
 
     fn config(per_token: usize, is_normalized: bool) -> Experts {
         Experts {

@@ -1,8 +1,7 @@
 //! Tensors in main memory as slices, for our own kernels.
 
 use candle_core::{Result, Storage, Tensor};
-
-use super::parallel::{SharedMut, for_each_range_if_large};
+use genset_kernels::{SharedMut, for_each_range_if_large};
 
 /// Calls `f` with the numbers of a contiguous f32 tensor on the CPU.
 ///

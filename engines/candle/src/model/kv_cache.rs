@@ -2,14 +2,12 @@
 //!
 //! The scheduler tracks the owners of blocks. Here a block is a number, and a slot is `block * block_size + offset`.
 
-mod host;
 mod layout;
 
 use candle_core::{DType, Device, Result, Tensor};
-use half::f16;
+pub(super) use genset_kernels::KvShape;
+use genset_kernels::{HostKv, HostLayer, KvNumbers};
 
-use self::host::HostKv;
-pub(super) use self::host::{HostLayer, KvNumber};
 pub use self::layout::KvLayout;
 use super::attention::by_kernels;
 use super::config::ModelConfig;
@@ -23,15 +21,6 @@ pub struct KvCacheSpec {
     pub block_size: usize,
     /// The type of the numbers: F32 or F16 on the CPU, the compute type on a GPU.
     pub dtype: DType,
-}
-
-/// The shape of one token's keys and values.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct KvShape {
-    pub(super) num_layers: usize,
-    /// Heads of keys and values in a layer.
-    pub(super) num_heads: usize,
-    pub(super) head_dim: usize,
 }
 
 impl From<&ModelConfig> for KvShape {
@@ -57,8 +46,7 @@ pub struct KvCache {
 /// The keys and values of all layers.
 #[derive(Debug)]
 enum Layers {
-    HostF32(HostKv<f32>),
-    HostF16(HostKv<f16>),
+    Host(HostKv),
     Device(Vec<DeviceKv>),
 }
 
@@ -66,9 +54,7 @@ enum Layers {
 #[derive(Debug)]
 pub(super) enum LayerKv<'a> {
     /// In main memory.
-    HostF32(HostLayer<'a, f32>),
-    /// In main memory, at half the size.
-    HostF16(HostLayer<'a, f16>),
+    Host(HostLayer<'a>),
     /// In candle tensors.
     Device(&'a mut DeviceKv),
 }
@@ -102,16 +88,15 @@ impl KvCache {
         has_kernels: bool,
     ) -> Result<Self> {
         let layers = match (device.is_cpu(), spec.dtype) {
-            (true, DType::F32) => Layers::HostF32(HostKv::try_new(shape, &spec)?),
-            (true, DType::F16) => Layers::HostF16(HostKv::try_new(shape, &spec)?),
+            (true, DType::F32) => host_layers(KvNumbers::F32, shape, &spec)?,
+            (true, DType::F16) => host_layers(KvNumbers::F16, shape, &spec)?,
             (true, other) => {
                 candle_core::bail!("a KV cache on the CPU is f32 or f16, not {other:?}")
             }
             (false, _) => device_layers(shape, &spec, device, has_kernels)?,
         };
         let layout = match &layers {
-            Layers::HostF32(_) => Some(KvLayout::of_host(shape, &spec, DType::F32)),
-            Layers::HostF16(_) => Some(KvLayout::of_host(shape, &spec, DType::F16)),
+            Layers::Host(_) => Some(KvLayout::of_host(shape, &spec)),
             Layers::Device(_) => None,
         };
         Ok(Self {
@@ -149,8 +134,7 @@ impl KvCache {
     #[must_use]
     pub fn block(&self, block: usize) -> Option<&[u8]> {
         match &self.layers {
-            Layers::HostF32(kv) => kv.block(block),
-            Layers::HostF16(kv) => kv.block(block),
+            Layers::Host(kv) => kv.block(block),
             Layers::Device(_) => None,
         }
     }
@@ -158,8 +142,7 @@ impl KvCache {
     /// The bytes of a block, in main memory, mutable.
     pub fn block_mut(&mut self, block: usize) -> Option<&mut [u8]> {
         match &mut self.layers {
-            Layers::HostF32(kv) => kv.block_mut(block),
-            Layers::HostF16(kv) => kv.block_mut(block),
+            Layers::Host(kv) => kv.block_mut(block),
             Layers::Device(_) => None,
         }
     }
@@ -176,10 +159,18 @@ impl KvCache {
     /// Fills all slots, as if they had been used before.
     #[cfg(test)]
     pub(super) fn fill(&mut self, value: f32) {
-        match &mut self.layers {
-            Layers::HostF32(kv) => kv.fill(value),
-            Layers::HostF16(kv) => kv.fill(f16::from_f32(value)),
-            Layers::Device(_) => unreachable!("tests fill caches in main memory"),
+        use half::f16;
+
+        let is_f32 = self.spec.dtype == DType::F32;
+        for block in 0..self.spec.num_blocks {
+            let Some(bytes) = self.block_mut(block) else {
+                unreachable!("tests fill caches in main memory");
+            };
+            if is_f32 {
+                bytemuck::cast_slice_mut::<u8, f32>(bytes).fill(value);
+            } else {
+                bytemuck::cast_slice_mut::<u8, f16>(bytes).fill(f16::from_f32(value));
+            }
         }
     }
 
@@ -191,8 +182,7 @@ impl KvCache {
 
     pub(super) fn layer(&mut self, layer: usize) -> LayerKv<'_> {
         match &mut self.layers {
-            Layers::HostF32(kv) => LayerKv::HostF32(kv.layer(layer)),
-            Layers::HostF16(kv) => LayerKv::HostF16(kv.layer(layer)),
+            Layers::Host(kv) => LayerKv::Host(kv.layer(layer)),
             Layers::Device(layers) => LayerKv::Device(&mut layers[layer]),
         }
     }
@@ -200,6 +190,11 @@ impl KvCache {
     pub(super) fn num_layers(&self) -> usize {
         self.num_layers
     }
+}
+
+fn host_layers(numbers: KvNumbers, shape: KvShape, spec: &KvCacheSpec) -> Result<Layers> {
+    let kv = HostKv::try_new(numbers, shape, spec.num_blocks, spec.block_size)?;
+    Ok(Layers::Host(kv))
 }
 
 fn device_layers(

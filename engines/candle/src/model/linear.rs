@@ -1,13 +1,8 @@
 //! Products with weights: [`Matrix`], which a loader creates, and `Linear`, one or more matrices that share an input.
 //!
-//! On the CPU matrices are repacked into tiles (`packed`). Their kernels compute the same bits of a row for any number of rows,
-//! so a sequence's answer does not depend on its neighbours in the batch. Other types, processors and devices use candle's
-//! products.
+//! On the CPU matrices are repacked ([`PackedMatrix`]). Their kernels compute the same bits of a row for any number of rows, so a
+//! sequence's answer does not depend on its neighbours in the batch. Other types, processors and devices use candle's products.
 
-mod activations;
-mod dense;
-mod packed;
-mod quantized;
 #[cfg(test)]
 mod tests;
 mod weight_type;
@@ -17,15 +12,12 @@ use std::sync::Arc;
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{D, DType, Device, Result, Tensor};
+use genset_kernels::{PackedMatrix, QuantizedKernels, WeightMemory, product, quantized_kernels};
 
-pub(crate) use self::activations::choose as choose_activation_bits;
-use self::packed::Packed;
 pub use self::weight_type::WeightType;
 use super::config::Activation;
 use super::host;
 use super::kernels;
-use super::memory::WeightMemory;
-use super::simd::{QuantizedKernels, quantized_kernels};
 
 /// The weights of a product, `[out_features, in_features]`; also the table of token embeddings.
 #[derive(Debug, Clone)]
@@ -40,7 +32,7 @@ enum Weight {
     Dense(Tensor),
     Quantized(Arc<QTensor>),
     Blocks(WeightType, Arc<[u8]>),
-    Packed(Arc<Packed>),
+    Packed(Arc<PackedMatrix>),
 }
 
 impl Matrix {
@@ -222,7 +214,8 @@ impl Matrix {
         let packed = match (&self.weight, kernels) {
             (Weight::Dense(weight), _) if weight.device().is_cpu() => {
                 let weight = weight.contiguous()?;
-                let packed = host::read(&weight, |weight| Packed::dense(weight, shape, memory))?;
+                let packed =
+                    host::read(&weight, |weight| PackedMatrix::dense(weight, shape, memory))?;
                 Some(packed?)
             }
             (Weight::Quantized(weight), Some(kernels)) if weight.device().is_cpu() => {
@@ -255,9 +248,9 @@ fn packed_blocks(
     blocks: &[u8],
     shape: (usize, usize),
     memory: &mut WeightMemory,
-) -> io::Result<Option<Packed>> {
+) -> io::Result<Option<PackedMatrix>> {
     match dtype.block_type() {
-        Some(block_type) => Packed::quantized(kernels, block_type, blocks, shape, memory),
+        Some(block_type) => PackedMatrix::quantized(kernels, block_type, blocks, shape, memory),
         None => Ok(None),
     }
 }
@@ -283,10 +276,10 @@ fn quantized_product(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
     x.apply_op1_no_bwd(weight.as_ref())
 }
 
-fn packed_product(parts: &[&Packed], bias: Option<&[f32]>, x: &Tensor) -> Result<Tensor> {
+fn packed_product(parts: &[&PackedMatrix], bias: Option<&[f32]>, x: &Tensor) -> Result<Tensor> {
     let (rows, _) = x.dims2()?;
     let out_features: usize = parts.iter().map(|part| part.out_features()).sum();
-    let product = host::read(x, |x| packed::product(parts, bias, x, rows))?;
+    let product = host::read(x, |x| product(parts, bias, x, rows))?;
     Tensor::from_vec(product, (rows, out_features), x.device())
 }
 
@@ -318,7 +311,7 @@ impl Linear {
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let packed: Vec<&Packed> = self.parts.iter().filter_map(Matrix::packed).collect();
+        let packed: Vec<&PackedMatrix> = self.parts.iter().filter_map(Matrix::packed).collect();
         if packed.len() == self.parts.len() {
             return match &self.bias {
                 Some(bias) => host::read(bias, |bias| packed_product(&packed, Some(bias), x))?,
@@ -375,7 +368,7 @@ impl Matrix {
         }
     }
 
-    fn packed(&self) -> Option<&Packed> {
+    fn packed(&self) -> Option<&PackedMatrix> {
         match &self.weight {
             Weight::Packed(packed) => Some(packed),
             Weight::Dense(_) | Weight::Quantized(_) | Weight::Blocks(..) => None,

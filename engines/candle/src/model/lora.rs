@@ -13,13 +13,12 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
+use genset_kernels::{LANES, WeightMemory};
 
 use super::batch::StepBatch;
 use super::config::ModelConfig;
 use super::host;
 use super::linear::Matrix;
-use super::memory::WeightMemory;
-use super::simd::LANES;
 
 /// Products of a layer that share an input, and that adapters may add to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,8 @@
 //! If only some dimensions rotate, `load` orders a head's rows so that pairs are still half a head apart; the other dimensions
 //! have the frequency 0.
 
+use genset_kernels::Turns;
+
 use super::config::{Rope, RopeScaling};
 
 /// The frequencies of one kind of layer.
@@ -61,54 +63,8 @@ impl Frequencies {
     }
 
     /// Cosines and sines for rows at `positions`.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "positions are computed with in f32, as the reference does"
-    )]
     pub(super) fn turns(&self, positions: &[u32]) -> Turns {
-        let angles = positions
-            .iter()
-            .flat_map(|&position| self.per_pair.iter().map(move |f| f * position as f32));
-        let (mut cos, mut sin): (Vec<f32>, Vec<f32>) =
-            angles.map(|angle| (angle.cos(), angle.sin())).unzip();
-        if self.amplitude != 1.0 {
-            self.amplify(&mut cos);
-            self.amplify(&mut sin);
-        }
-        Turns {
-            cos,
-            sin,
-            width: self.per_pair.len(),
-        }
-    }
-
-    /// Multiplies the entries of rotated pairs by the amplitude.
-    fn amplify(&self, rows: &mut [f32]) {
-        for row in rows.chunks_exact_mut(self.per_pair.len()) {
-            for (value, frequency) in row.iter_mut().zip(&self.per_pair) {
-                if *frequency != 0.0 {
-                    *value *= self.amplitude;
-                }
-            }
-        }
-    }
-}
-
-/// The rotation of each pair of dimensions in each row.
-#[derive(Debug, Clone)]
-pub(super) struct Turns {
-    /// `[rows, width]`.
-    pub(super) cos: Vec<f32>,
-    /// `[rows, width]`.
-    pub(super) sin: Vec<f32>,
-    /// Half of a head's width.
-    pub(super) width: usize,
-}
-
-impl Turns {
-    pub(super) fn row(&self, row: usize) -> (&[f32], &[f32]) {
-        let range = row * self.width..(row + 1) * self.width;
-        (&self.cos[range.clone()], &self.sin[range])
+        Turns::new(&self.per_pair, self.amplitude, positions)
     }
 }
 
@@ -185,17 +141,6 @@ fn blend(frequencies: &mut [f32], factor: f32, first: f32, last: f32) {
     }
 }
 
-/// Rotates one head in place.
-#[inline(always)]
-pub(super) fn turn(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (first, second) = head.split_at_mut(head.len() / 2);
-    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        let (x, y) = (*a, *b);
-        *a = x * cos - y * sin;
-        *b = y * cos + x * sin;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,18 +163,6 @@ mod tests {
                 .zip(&plain)
                 .all(|(s, p)| s <= p && *s * 8.0 >= *p * 0.999)
         );
-    }
-
-    #[test]
-    fn a_turn_by_nothing_changes_nothing_and_lengths_stay() {
-        let mut head = [1.0, 2.0, 3.0, 4.0];
-        turn(&mut head, &[1.0, 1.0], &[0.0, 0.0]);
-        assert_eq!(head, [1.0, 2.0, 3.0, 4.0]);
-        let turns = Frequencies::new(vec![1.0, 0.1], 1.0, 4).turns(&[7]);
-        let (cos, sin) = turns.row(0);
-        turn(&mut head, cos, sin);
-        let length: f32 = head.iter().map(|v| v * v).sum();
-        assert!((length - 30.0).abs() < 1e-4 && head[0] != 1.0);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Settings that all engines of a process share: threads, instructions and the bits of activations.
 
 use genset_backend_common::EngineError;
+use genset_kernels::{choose_activation_bits, choose_isa, quantized_kernels};
 
 use crate::args::{ActivationBits, IsaChoice};
 use crate::cores::Cores;
-use crate::model::{linear, simd};
 
 /// The number of threads if `--threads` is not set.
 const RAYONS_VARIABLE: &str = "RAYON_NUM_THREADS";
@@ -45,7 +45,7 @@ pub(crate) fn set_threads(threads: Option<usize>) -> Result<(), EngineError> {
 /// Limits the instructions of this process; the first engine's choice applies to all.
 pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
     let chosen =
-        simd::choose(choice).map_err(|problem| EngineError::invalid_argument("--isa", problem))?;
+        choose_isa(choice).map_err(|problem| EngineError::invalid_argument("--isa", problem))?;
     if !chosen {
         tracing::warn!(isa = %choice, "this process computes with other instructions already; --isa has no effect");
     }
@@ -60,12 +60,12 @@ pub(crate) fn set_activation_bits(bits: ActivationBits, is_cpu: bool) -> Result<
             "it has no effect on a GPU, which does not round activations; leave the flag out",
         );
     }
-    if bits != ActivationBits::default() && simd::quantized_kernels().is_none() {
+    if bits != ActivationBits::default() && quantized_kernels().is_none() {
         return refused(
             "this processor has neither AVX2 nor NEON, which it needs; leave the flag out",
         );
     }
-    if !linear::choose_activation_bits(bits) {
+    if !choose_activation_bits(bits) {
         tracing::warn!(%bits, "this process computes with other activations already; --activation-bits has no effect");
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! Memory estimates, and the size of the KV cache.
 
+use genset_kernels::quantized_kernels;
+
 use super::*;
-use crate::model::simd::quantized_kernels;
 use crate::model::{Model, WeightType};
 
 const GIB: u64 = 1 << 30;

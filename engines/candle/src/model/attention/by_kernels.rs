@@ -6,9 +6,10 @@
 
 use bytemuck::NoUninit;
 use candle_core::{DType, Device, Result, Tensor};
+use genset_kernels::AttentionHeads;
 
+use super::Attention;
 use super::plan::{MANY_QUERIES, Plan, Tiles};
-use super::{Attention, AttentionHeads};
 use crate::model::kernels::{self, Launch, address, module_of, narrow, to_write};
 use crate::model::norm::Norm;
 

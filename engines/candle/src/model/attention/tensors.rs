@@ -2,11 +2,11 @@
 //! gathered from their slots.
 
 use candle_core::{D, DType, Device, Result, Tensor};
+use genset_kernels::{SequenceRows, Turns};
 
 use super::Attention;
-use crate::model::batch::{SequenceRows, StepBatch};
+use crate::model::batch::StepBatch;
 use crate::model::norm::Norm;
-use crate::model::rope::Turns;
 
 /// As [`Attention::forward`]; `kv` are keys and values, `[slots, num_kv_heads * head_dim]`.
 pub(super) fn forward(
@@ -61,11 +61,11 @@ struct TurnTensors {
 impl TurnTensors {
     fn new(turns: &Turns, rows: usize, device: &Device, dtype: DType) -> Result<Self> {
         let tensor = |numbers: &[f32]| {
-            Tensor::from_slice(numbers, (rows, 1, turns.width), device)?.to_dtype(dtype)
+            Tensor::from_slice(numbers, (rows, 1, turns.width()), device)?.to_dtype(dtype)
         };
         Ok(Self {
-            cos: tensor(&turns.cos)?,
-            sin: tensor(&turns.sin)?,
+            cos: tensor(turns.cos())?,
+            sin: tensor(turns.sin())?,
         })
     }
 }

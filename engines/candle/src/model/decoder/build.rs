@@ -1,15 +1,15 @@
 //! Builds a decoder from its weights.
 
 use candle_core::Tensor;
+use genset_kernels::{AttentionHeads, Direction, WeightMemory};
 
 use super::{Block, Layer, Model, SlowMatrix};
 use crate::error::LoadError;
-use crate::model::attention::{Attention, AttentionHeads, Direction, Sinks};
+use crate::model::attention::{Attention, Sinks};
 use crate::model::config::{Experts, ModelConfig};
 use crate::model::experts::ExpertMixture;
 use crate::model::feed_forward::FeedForward;
 use crate::model::linear::{Linear, Matrix};
-use crate::model::memory::WeightMemory;
 use crate::model::norm::Norm;
 use crate::model::rope::Frequencies;
 use crate::model::weights::Weights;

@@ -1,13 +1,13 @@
 //! Builds an encoder from its weights.
 
 use candle_core::Tensor;
+use genset_kernels::{AttentionHeads, Direction, WeightMemory};
 
 use super::config::{EncoderConfig, EncoderFamily, Positions};
 use super::{Encoder, EncoderFeedForward, Layer, LayerNorm, Norms, PositionTable, TokenTypes};
 use crate::error::LoadError;
-use crate::model::attention::{Attention, AttentionHeads, Direction};
+use crate::model::attention::Attention;
 use crate::model::linear::Linear;
-use crate::model::memory::WeightMemory;
 use crate::model::rope::Frequencies;
 use crate::model::weights::Weights;
 

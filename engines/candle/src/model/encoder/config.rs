@@ -1,5 +1,7 @@
 //! The configuration of an encoder: its sizes and its variations.
 
+pub use genset_kernels::Nonlinearity;
+
 /// Everything an encoder needs beside the weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
@@ -61,25 +63,6 @@ pub enum Positions {
         /// The number of neighbours on each side in such a layer.
         window_tokens: usize,
     },
-}
-
-/// An activation of a feed-forward block or of a head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Nonlinearity {
-    /// GELU with the error function.
-    Gelu,
-    /// GELU in its tanh approximation.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `tanh(x)`.
-    Tanh,
-    /// `1 / (1 + exp(-x))`.
-    Sigmoid,
-    /// `x`.
-    Identity,
 }
 
 impl EncoderConfig {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
 use super::{KvCacheSpec, KvShape};
@@ -26,7 +25,7 @@ pub struct KvLayout {
     pub number_bytes: usize,
 }
 
-/// As [`HostKv`](super::HostKv) says: `[layers, kv_heads, 2, head_dim * block_size]`.
+/// As [`HostKv`](genset_kernels::HostKv) says: `[layers, kv_heads, 2, head_dim * block_size]`.
 const HOST: &str = if cfg!(target_endian = "little") {
     "host-1-little"
 } else {
@@ -34,7 +33,8 @@ const HOST: &str = if cfg!(target_endian = "little") {
 };
 
 impl KvLayout {
-    pub(super) fn of_host(kept: KvShape, spec: &KvCacheSpec, dtype: DType) -> Self {
+    pub(super) fn of_host(kept: KvShape, spec: &KvCacheSpec) -> Self {
+        let dtype = spec.dtype;
         Self {
             arrangement: HOST.to_owned(),
             dtype: dtype.as_str().to_owned(),

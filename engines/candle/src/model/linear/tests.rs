@@ -2,11 +2,11 @@
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
+use genset_kernels::{ActivationBits, product_of};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
-use crate::args::ActivationBits;
 
 const TYPES: [GgmlDType; 11] = [
     GgmlDType::F32,
@@ -425,9 +425,8 @@ fn sixteen_bits_are_as_exact_as_floats_and_as_alone() {
             let Weight::Packed(packed) = packed(matrix.clone(), kernels).weight else {
                 continue;
             };
-            let of = |bits, x: &[f32]| {
-                packed::product_of(bits, &[&*packed], None, x, x.len() / in_features)
-            };
+            let of =
+                |bits, x: &[f32]| product_of(bits, &[&*packed], None, x, x.len() / in_features);
             let error = |bits| {
                 let far = of(bits, &x);
                 let far = far.iter().zip(&want).map(|(got, want)| (got - want).abs());

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use candle_core::quantized::GgmlDType;
-
-use super::quantized::BlockType;
+use genset_kernels::BlockType;
 
 /// The type of a tensor's numbers: one of candle's, or one that only our own kernels read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! The kernels, on a GPU or emulated on the host, compared with the attention for main memory.
 
+use genset_kernels::Direction;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, RngExt, SeedableRng};
 
-use super::super::{Direction, Sinks, Step};
+use super::super::{Sinks, Step};
 use super::*;
 use crate::model::batch::{Piece, StepBatch};
 use crate::model::config::{Rope, RopeScaling};

@@ -2,10 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-use crate::args::ActivationBits;
-use crate::model::linear::activations::{GROUP_ROWS, groups};
-use crate::model::parallel::{SharedMut, for_each_range_if_large};
-use crate::model::simd::by_simd;
+use crate::parallel::{SharedMut, for_each_range_if_large};
+use crate::products::activations::{ActivationBits, GROUP_ROWS, groups};
+use crate::simd::by_simd;
 
 /// Numbers that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -21,7 +20,7 @@ const FAR: f32 = 1.6;
 /// In a group of `m` rows that starts at row `r`, `values` holds eight numbers of each row in turn, from `r * width` on;
 /// the others hold one entry of each row in turn, from `r * width / 32` (`sums`: `/ 16`) on.
 #[derive(Debug)]
-pub(in crate::model::linear) struct Int8Rows {
+pub(in crate::products) struct Int8Rows {
     /// Columns, rounded up to whole tiles; those beyond the input are 0.
     width: usize,
     values: Box<[i8]>,
@@ -46,7 +45,7 @@ pub(super) struct Residual {
 
 impl Int8Rows {
     /// Rounds the rows of `x`, `[rows, columns]`.
-    pub(in crate::model::linear) fn new(
+    pub(in crate::products) fn new(
         bits: ActivationBits,
         x: &[f32],
         rows: usize,

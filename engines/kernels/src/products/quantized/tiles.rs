@@ -8,7 +8,7 @@ use bytemuck::Zeroable;
 use super::formats::Format;
 use super::heads::Head;
 use super::int8::BLOCK;
-use crate::model::simd::LANES;
+use crate::simd::LANES;
 
 /// Four bytes of each of sixteen rows.
 pub(super) type Quad = [u8; 4 * LANES];

@@ -12,9 +12,9 @@ use super::instructions::{Avx2, Avx512Vnni, DotProduct, Pairs};
 use super::instructions::{DotProduct, MatrixProduct, Neon, Pairs};
 use super::int8::{BLOCK, Int8Group, Int8Rows, Residual};
 use super::tiles::Tile;
-use crate::model::linear::activations::{GROUP_ROWS, groups};
-use crate::model::linear::packed::Output;
-use crate::model::simd::{LANES, QuantizedKernels, QuantizedLevel};
+use crate::products::activations::{GROUP_ROWS, groups};
+use crate::products::packed::Output;
+use crate::simd::{LANES, QuantizedKernels, QuantizedLevel};
 
 /// The products of `tiles` with each of the `rows` rows of `x`; `per_row` adjacent tiles are sixteen rows of a matrix.
 pub(super) fn multiply<F: Format>(
@@ -82,7 +82,7 @@ fn run<W: Work>(kernels: QuantizedKernels, work: W) -> W::Done {
             QuantizedLevel::Avx512Vnni => by_avx512(work),
             #[cfg(target_arch = "x86_64")]
             QuantizedLevel::AvxVnni => {
-                #[cfg(test)]
+                #[cfg(debug_assertions)]
                 if !is_x86_feature_detected!("avxvnni") {
                     return by_vnni_of_avx512(work);
                 }
@@ -122,7 +122,7 @@ unsafe fn by_avx_vnni<W: Work>(work: W) -> W::Done {
 }
 
 /// As `by_avx_vnni`, to test it on processors that have the instruction only in AVX-512.
-#[cfg(test)]
+#[cfg(debug_assertions)]
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512vl,avx512vnni")]
 unsafe fn by_vnni_of_avx512<W: Work>(work: W) -> W::Done {

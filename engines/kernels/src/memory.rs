@@ -27,7 +27,7 @@ const MAP_BYTES: usize = 64 << 20;
 
 /// Allocates memory for the weights of one model.
 #[derive(Debug, Default)]
-pub(super) struct WeightMemory {
+pub struct WeightMemory {
     /// The current map, and the bytes of it that are taken.
     open: Option<(Arc<MmapRaw>, usize)>,
 }

@@ -3,17 +3,28 @@
 
 use std::sync::OnceLock;
 
-use crate::args::ActivationBits;
+genset_backend_common::named! {
+    /// Bits of the numbers that quantized weights are multiplied with on the CPU.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum ActivationBits: FromStr {
+        /// One 8-bit integer a number, with a scale for 32 of them; two where one of these is far larger than most of its row, so that the
+        /// others would hardly be told apart.
+        #[default]
+        Eight = "8",
+        /// Two of each: the second is what the first leaves. Products are then as those of floats are, and take twice the work.
+        Sixteen = "16",
+    }
+}
 
 static BITS: OnceLock<ActivationBits> = OnceLock::new();
 
-/// The bits of the process's quantized products: 8, unless [`choose`] was called first.
+/// The bits of the process's quantized products: 8, unless [`choose_activation_bits`] was called first.
 pub(super) fn bits() -> ActivationBits {
     *BITS.get_or_init(ActivationBits::default)
 }
 
-/// Sets the bits; returns `false` if other bits are in use already.
-pub(crate) fn choose(bits: ActivationBits) -> bool {
+/// Sets the bits of this process's quantized products; returns `false` if other bits are in use already.
+pub fn choose_activation_bits(bits: ActivationBits) -> bool {
     *BITS.get_or_init(|| bits) == bits
 }
 

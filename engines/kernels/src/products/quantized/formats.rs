@@ -5,7 +5,7 @@
 
 use super::heads::{Halves, Head, Nibbles, Signed, SixBits};
 use super::tiles::{Quads, Values};
-use crate::model::simd::LANES;
+use crate::simd::LANES;
 
 /// How blocks of one type are converted to tiles.
 pub(super) trait Format: Copy + Send + Sync + 'static {

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 use self::pool::Pool;
-use super::simd::quantized_kernels;
+use crate::simd::quantized_kernels;
 
 /// Our threads; `None` if rayon's are used.
 fn pool() -> Option<&'static Pool> {
@@ -35,7 +35,7 @@ pub(super) fn num_threads() -> usize {
 
 /// Calls `work` with ranges that together cover `0..items`: on all threads, or only on this one if waking others would cost
 /// more than the `operations`.
-pub(super) fn for_each_range_if_large(
+pub fn for_each_range_if_large(
     items: usize,
     operations: usize,
     work: impl Fn(Range<usize>) + Sync,
@@ -86,7 +86,7 @@ pub(super) unsafe fn written<T: Copy>(
 
 /// A mutable slice whose disjoint parts are written by several threads.
 #[derive(Debug)]
-pub(super) struct SharedMut<'a, T> {
+pub struct SharedMut<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
@@ -102,7 +102,9 @@ mod shared {
     unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 
     impl<'a, T> SharedMut<'a, T> {
-        pub(in super::super) fn new(slice: &'a mut [T]) -> Self {
+        /// Shares a slice for as long as it is borrowed.
+        #[must_use]
+        pub fn new(slice: &'a mut [T]) -> Self {
             Self {
                 start: slice.as_mut_ptr(),
                 len: slice.len(),
@@ -121,7 +123,7 @@ mod shared {
             clippy::mut_from_ref,
             reason = "that is what this type is for; the caller keeps parts apart"
         )]
-        pub(in super::super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
             assert!(
                 range.start <= range.end && range.end <= self.len,
                 "part outside the slice"

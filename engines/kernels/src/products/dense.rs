@@ -4,8 +4,8 @@ use std::io;
 
 use super::activations::groups;
 use super::packed::Output;
-use crate::model::memory::{Stored, WeightMemory};
-use crate::model::simd::{LANES, by_simd, multiply_add};
+use crate::memory::{Stored, WeightMemory};
+use crate::simd::{LANES, by_simd, multiply_add};
 
 /// The weights of sixteen rows in one column.
 pub(super) type Column = [f32; LANES];

@@ -8,10 +8,31 @@ use std::sync::OnceLock;
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 
-use crate::args::IsaChoice;
+/// Lanes that kernels work in: one AVX-512 register, two of AVX2's, four of NEON's. Packed matrices take memory for a multiple of it
+/// of rows.
+pub const LANES: usize = 16;
 
-/// Lanes that kernels work in: one AVX-512 register, two of AVX2's, four of NEON's.
-pub(super) const LANES: usize = 16;
+genset_backend_common::named! {
+    /// The widest instructions that the CPU computes with, for comparisons and where wide ones make a processor slow.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum IsaChoice: FromStr {
+        /// The widest that this processor has.
+        #[default]
+        Auto = "auto",
+        /// AVX-512 with the 8-bit dot product (VNNI).
+        Avx512 = "avx512",
+        /// AVX2, FMA and F16C, with the 8-bit dot product (AVX-VNNI).
+        AvxVnni = "avxvnni",
+        /// AVX2, FMA and F16C.
+        Avx2 = "avx2",
+        /// NEON with the 8-bit dot product, and 8-bit products of matrices.
+        I8mm = "i8mm",
+        /// NEON with the 8-bit dot product.
+        Dotprod = "dotprod",
+        /// NEON alone.
+        Neon = "neon",
+    }
+}
 
 /// The instruction sets that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,16 +61,16 @@ pub(super) enum Level {
 
 static LEVEL: OnceLock<Level> = OnceLock::new();
 
-/// The level of the kernels: this processor's, unless [`choose`] was called before the first kernel.
+/// The level of the kernels: this processor's, unless [`choose_isa`] was called before the first kernel.
 pub(super) fn level() -> Level {
     *LEVEL.get_or_init(detect)
 }
 
-/// Limits the level of the kernels. Returns `false` if another level is in use already.
+/// Limits the instructions of this process's kernels. Returns `false` if others are in use already.
 ///
 /// # Errors
-/// This processor lacks the instructions.
-pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
+/// This processor lacks the instructions. The message is for who chose them.
+pub fn choose_isa(isa: IsaChoice) -> Result<bool, String> {
     let detected = detect();
     let chosen = match isa {
         IsaChoice::Auto => return Ok(true),
@@ -79,32 +100,32 @@ pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
 
 /// The instructions of the kernels for quantized weights. A value exists only for what this processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QuantizedKernels(QuantizedLevel);
+pub struct QuantizedKernels(QuantizedLevel);
 
 impl QuantizedKernels {
-    /// The kernels of this processor, and all narrower ones that it can run, the widest first. They compute the same bits; for
-    /// tests, which show it.
-    #[cfg(test)]
-    pub(crate) fn every() -> Vec<Self> {
+    /// [`quantized_kernels`], and all narrower ones that this processor can run, the widest first. They compute the same bits; this
+    /// is for tests, which compare them.
+    #[must_use]
+    pub fn every() -> Vec<Self> {
         let Some(widest) = quantized_kernels() else {
             return Vec::new();
         };
         #[cfg(target_arch = "x86_64")]
         let all = [
-            QuantizedLevel::Avx512Vnni,
-            // With the AVX-512 VNNI instruction if AVX-VNNI is missing.
-            QuantizedLevel::AvxVnni,
-            QuantizedLevel::Avx2,
+            Some(QuantizedLevel::Avx512Vnni),
+            // Builds with debug assertions have them with the instruction of AVX-512 VNNI, too.
+            (cfg!(debug_assertions) || has_avx_vnni()).then_some(QuantizedLevel::AvxVnni),
+            Some(QuantizedLevel::Avx2),
         ];
         #[cfg(target_arch = "aarch64")]
         let all = [
-            QuantizedLevel::NeonMatrix,
-            QuantizedLevel::NeonDot,
-            QuantizedLevel::Neon,
+            Some(QuantizedLevel::NeonMatrix),
+            Some(QuantizedLevel::NeonDot),
+            Some(QuantizedLevel::Neon),
         ];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let all: [QuantizedLevel; 0] = [];
-        let all = all.into_iter().map(Self);
+        let all: [Option<QuantizedLevel>; 0] = [];
+        let all = all.into_iter().flatten().map(Self);
         all.skip_while(|kernels| *kernels != widest).collect()
     }
 
@@ -137,7 +158,8 @@ pub(super) enum QuantizedLevel {
 }
 
 /// The kernels for quantized weights; `None` if there are none for this processor.
-pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
+#[must_use]
+pub fn quantized_kernels() -> Option<QuantizedKernels> {
     let level = match level() {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512Vnni => Some(QuantizedLevel::Avx512Vnni),
@@ -228,21 +250,21 @@ macro_rules! by_simd {
                 fn avx2 $(<$(const $generic: usize),+ $(, $type: $bound)?>)? ($($arg: $ty),*) {
                     $inner::<true $($(,$generic)+ $(,$type)?)?>($($arg),*);
                 }
-                match $crate::model::simd::level() {
-                    $crate::model::simd::Level::Avx512Vnni | $crate::model::simd::Level::Avx512 => {
+                match $crate::simd::level() {
+                    $crate::simd::Level::Avx512Vnni | $crate::simd::Level::Avx512 => {
                         // SAFETY: `level` detected these features on this processor.
                         #[expect(unsafe_code, reason = "run-time choice of instructions")]
                         return unsafe { avx512 $(::<$($generic),+ $(,$type)?>)? ($($arg),*) };
                     }
-                    $crate::model::simd::Level::AvxVnni | $crate::model::simd::Level::Avx2 => {
+                    $crate::simd::Level::AvxVnni | $crate::simd::Level::Avx2 => {
                         // SAFETY: as above.
                         #[expect(unsafe_code, reason = "run-time choice of instructions")]
                         return unsafe { avx2 $(::<$($generic),+ $(,$type)?>)? ($($arg),*) };
                     }
-                    $crate::model::simd::Level::Baseline => {}
+                    $crate::simd::Level::Baseline => {}
                 }
             }
-            $inner::<{ $crate::model::simd::BASELINE_FMA } $($(,$generic)+ $(,$type)?)?>($($arg),*);
+            $inner::<{ $crate::simd::BASELINE_FMA } $($(,$generic)+ $(,$type)?)?>($($arg),*);
         }
     };
 }

@@ -10,8 +10,8 @@ use super::heads::Head;
 use super::instructions::Instructions;
 use super::int8::{BLOCK, Int8Block, Int8Group, Residual};
 use super::tiles::{Quad, Quads, Tile, quads};
-use crate::model::linear::activations::GROUP_ROWS;
-use crate::model::simd::LANES;
+use crate::products::activations::GROUP_ROWS;
+use crate::simd::LANES;
 
 /// Pointers to the numbers of a group of `ROWS` rows.
 #[derive(Clone, Copy)]

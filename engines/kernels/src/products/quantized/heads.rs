@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use super::instructions::Instructions;
 use super::tiles::Quad;
-use crate::model::simd::LANES;
+use crate::simd::LANES;
 
 /// The scales of a tile, and the minima if its format has them.
 pub(super) trait Head: Copy + Zeroable + Send + Sync {

@@ -3,36 +3,40 @@
 use std::mem::MaybeUninit;
 
 use super::AttentionHeads;
-use crate::model::kv_cache::{HostLayer, KvNumber};
-use crate::model::norm::row_scale;
-use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
-use crate::model::rope::{Turns, turn};
-use crate::model::simd::by_simd;
+use crate::kv::{AnyLayer, HostLayer, KvNumber, TypedLayer};
+use crate::norm::row_scale;
+use crate::parallel::{SharedMut, for_each_range_if_large, written};
+use crate::rope::{Turns, turn};
+use crate::simd::by_simd;
 
 /// The projections of a step's rows, as attention prepares them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Projections<'a> {
+pub struct Projections<'a> {
     /// Queries, keys and values, `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`.
-    pub(super) qkv: &'a [f32],
+    pub qkv: &'a [f32],
     /// The rotation of each row.
-    pub(super) turns: &'a Turns,
+    pub turns: &'a Turns,
     /// Normalizes each head of the queries.
-    pub(super) query_norm: Option<HeadNorm<'a>>,
+    pub query_norm: Option<HeadNorm<'a>>,
     /// Normalizes each head of the keys.
-    pub(super) key_norm: Option<HeadNorm<'a>>,
+    pub key_norm: Option<HeadNorm<'a>>,
 }
 
 /// The root-mean-square normalization of heads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HeadNorm<'a> {
+pub struct HeadNorm<'a> {
     /// `[head_dim]`.
-    pub(super) weight: &'a [f32],
+    pub weight: &'a [f32],
     /// Added to the mean square before the square root.
-    pub(super) eps: f32,
+    pub eps: f32,
 }
 
 /// The queries of all rows, normalized, rotated and scaled, `[rows, num_heads * head_dim]`.
-pub(super) fn queries(heads: &AttentionHeads, projections: &Projections<'_>) -> Vec<f32> {
+///
+/// # Panics
+/// There are fewer rotations than rows.
+#[must_use]
+pub fn prepared_queries(heads: &AttentionHeads, projections: &Projections<'_>) -> Vec<f32> {
     let Projections {
         qkv,
         turns,
@@ -60,11 +64,26 @@ pub(super) fn queries(heads: &AttentionHeads, projections: &Projections<'_>) -> 
     }
 }
 
-/// Stores the keys, normalized and rotated, and the values of all rows in their slots.
-pub(super) fn store_keys_and_values<T: KvNumber>(
+/// Stores the keys, normalized and rotated, and the values of all rows in their slots, `block * block_size + offset`.
+///
+/// # Panics
+/// A slot is not in the cache, or there are fewer rotations than rows.
+pub fn store_keys_and_values(
     heads: &AttentionHeads,
     projections: &Projections<'_>,
-    kv: &mut HostLayer<'_, T>,
+    kv: &mut HostLayer<'_>,
+    slots: &[u32],
+) {
+    match &mut kv.0 {
+        AnyLayer::F32(kv) => store(heads, projections, kv, slots),
+        AnyLayer::F16(kv) => store(heads, projections, kv, slots),
+    }
+}
+
+fn store<T: KvNumber>(
+    heads: &AttentionHeads,
+    projections: &Projections<'_>,
+    kv: &mut TypedLayer<'_, T>,
     slots: &[u32],
 ) {
     let Projections {

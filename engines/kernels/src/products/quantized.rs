@@ -26,12 +26,12 @@ use self::formats::{
 pub(super) use self::int8::Int8Rows;
 use self::tiles::Tile;
 use super::packed::Output;
-use crate::model::memory::{Stored, WeightMemory};
-use crate::model::simd::{LANES, QuantizedKernels};
+use crate::memory::{Stored, WeightMemory};
+use crate::simd::{LANES, QuantizedKernels};
 
 /// The type of a matrix's quantized blocks, as GGUF has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BlockType {
+pub enum BlockType {
     /// Two bits, with scales and minima of four bits, in blocks of 256.
     Q2K,
     /// Three bits, with scales of six bits, in blocks of 256.
@@ -98,7 +98,7 @@ macro_rules! kinds {
 
         impl BlockType {
             /// Writes the numbers of blocks of this type, as many as `out` holds whole blocks.
-            pub(super) fn numbers(self, blocks: &[u8], out: &mut [f32]) {
+            pub fn numbers(self, blocks: &[u8], out: &mut [f32]) {
                 match self {
                     $(Self::$name => unpack::<$name>(blocks, out),)*
                 }

@@ -13,10 +13,9 @@ mod partition;
 use std::ops::Range;
 
 use self::partition::{PARTITION, Partial, Scratch};
-use super::AttentionHeads;
-use crate::model::batch::SequenceRows;
-use crate::model::kv_cache::{HostLayer, KvNumber};
-use crate::model::parallel::{SharedMut, for_each_range_if_large, num_threads};
+use super::{AttentionHeads, SequenceRows};
+use crate::kv::{AnyLayer, HostLayer, KvNumber, TypedLayer};
+use crate::parallel::{SharedMut, for_each_range_if_large, num_threads};
 
 /// The approximate number of query vectors per tile: enough to reuse each key, few enough for the cache.
 const TILE_QUERIES: usize = 32;
@@ -44,13 +43,22 @@ struct Call<'a> {
     sequences: &'a [SequenceRows],
 }
 
-/// Attends with `queries`, `[rows, num_heads * head_dim]`; returns the same shape. A sink is one more score of a query head, which
-/// enters the softmax but has no value.
-pub(super) fn attend<T: KvNumber>(
+/// Attends with `queries`, `[rows, num_heads * head_dim]`; returns the same shape.
+///
+/// `sinks`, `[num_heads]`, are one more score for each query head, which enters the softmax but has no value. The sequences' rows
+/// together are those of `queries`.
+///
+/// # Panics
+/// A row is not one of `queries`, a KV block is not in the cache, or a sequence has too few blocks for its context.
+///
+/// # Source
+/// The sinks are those of gpt-oss; "Efficient Streaming Language Models with Attention Sinks" (Xiao et al. 2023).
+#[must_use]
+pub fn attend(
     heads: &AttentionHeads,
     sinks: Option<&[f32]>,
     queries: &[f32],
-    kv: &HostLayer<'_, T>,
+    kv: &HostLayer<'_>,
     sequences: &[SequenceRows],
 ) -> Vec<f32> {
     let call = Call {
@@ -58,13 +66,20 @@ pub(super) fn attend<T: KvNumber>(
         sinks,
         sequences,
     };
+    match &kv.0 {
+        AnyLayer::F32(kv) => attend_to(call, queries, kv),
+        AnyLayer::F16(kv) => attend_to(call, queries, kv),
+    }
+}
+
+fn attend_to<T: KvNumber>(call: Call<'_>, queries: &[f32], kv: &TypedLayer<'_, T>) -> Vec<f32> {
     let plan = Plan::new(call);
     let mut out = vec![0.0f32; queries.len()];
     let mut partials = vec![Partial::empty(); plan.partials];
     let shared_out = SharedMut::new(&mut out);
     let shared_partials = SharedMut::new(&mut partials);
     for_each_range_if_large(plan.items.len(), plan.operations, |range| {
-        let mut scratch = Scratch::new(heads, kv.block_size());
+        let mut scratch = Scratch::new(call.heads, kv.block_size());
         for item in &plan.items[range] {
             let tile = Tile::new(call, item);
             scratch.load_queries(&tile, queries);

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::Tile;
-use crate::model::attention::AttentionHeads;
-use crate::model::kv_cache::{HostLayer, KvNumber};
-use crate::model::simd::{LANES, by_simd, exp, multiply_add, sum_of, tanh};
+use crate::attention::AttentionHeads;
+use crate::kv::{KvNumber, TypedLayer};
+use crate::simd::{LANES, by_simd, exp, multiply_add, sum_of, tanh};
 
 /// Tokens of a partition, which starts at a multiple of it.
 pub(super) const PARTITION: usize = 128;
@@ -108,7 +108,7 @@ impl Scratch {
     pub(super) fn run<T: KvNumber>(
         &mut self,
         tile: &Tile<'_>,
-        kv: &HostLayer<'_, T>,
+        kv: &TypedLayer<'_, T>,
         index: usize,
     ) {
         let start = index * PARTITION;
@@ -305,7 +305,7 @@ fn weigh_inner<const FMA: bool>(
 fn sum_values<T: KvNumber>(
     weights: &[[f32; PARTITION]],
     segments: &[Segment],
-    kv: &HostLayer<'_, T>,
+    kv: &TypedLayer<'_, T>,
     head: usize,
     out: &mut [f32],
 ) {
@@ -323,7 +323,7 @@ fn sum_values<T: KvNumber>(
 
 by_simd! {
     /// For a group of `QUERIES`.
-    fn sum_values_of<const QUERIES: usize; T: KvNumber>(weights: &[[f32; PARTITION]], segments: &[Segment], kv: &HostLayer<'_, T>, head: usize, out: &mut [f32])
+    fn sum_values_of<const QUERIES: usize; T: KvNumber>(weights: &[[f32; PARTITION]], segments: &[Segment], kv: &TypedLayer<'_, T>, head: usize, out: &mut [f32])
         = sum_values_inner
 }
 
@@ -331,7 +331,7 @@ by_simd! {
 fn sum_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     weights: &[[f32; PARTITION]],
     segments: &[Segment],
-    kv: &HostLayer<'_, T>,
+    kv: &TypedLayer<'_, T>,
     head: usize,
     out: &mut [f32],
 ) {

@@ -4,17 +4,16 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::activations::{bits, interleave};
+use super::activations::{ActivationBits, bits, interleave};
 use super::dense::{self, Column};
 use super::quantized::{BlockType, Int8Rows, QuantizedTiles};
-use crate::args::ActivationBits;
-use crate::model::memory::{Stored, WeightMemory};
-use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
-use crate::model::simd::{LANES, QuantizedKernels};
+use crate::memory::{Stored, WeightMemory};
+use crate::parallel::{SharedMut, for_each_range_if_large, written};
+use crate::simd::{LANES, QuantizedKernels};
 
-/// A matrix in the form of this module's kernels.
+/// A matrix in the form of the kernels for products.
 #[derive(Debug)]
-pub(super) struct Packed {
+pub struct PackedMatrix {
     tiles: Tiles,
     out_features: usize,
     in_features: usize,
@@ -34,12 +33,15 @@ impl std::fmt::Debug for Tiles {
     }
 }
 
-impl Packed {
+impl PackedMatrix {
     /// Packs f32 weights, `[out_features, in_features]`.
     ///
     /// # Errors
     /// The system is out of memory.
-    pub(super) fn dense(
+    ///
+    /// # Panics
+    /// There are no columns, or more weights than the shape says.
+    pub fn dense(
         weight: &[f32],
         (out_features, in_features): (usize, usize),
         memory: &mut WeightMemory,
@@ -56,7 +58,10 @@ impl Packed {
     ///
     /// # Errors
     /// The system is out of memory.
-    pub(super) fn quantized(
+    ///
+    /// # Panics
+    /// A row is shorter than a block.
+    pub fn quantized(
         kernels: QuantizedKernels,
         block_type: BlockType,
         blocks: &[u8],
@@ -73,7 +78,8 @@ impl Packed {
     }
 
     /// The number of rows, which is the width of a product.
-    pub(super) fn out_features(&self) -> usize {
+    #[must_use]
+    pub fn out_features(&self) -> usize {
         self.out_features
     }
 
@@ -81,7 +87,7 @@ impl Packed {
     ///
     /// # Errors
     /// An index is out of range.
-    pub(super) fn rows(&self, ids: &[u32]) -> io::Result<Vec<f32>> {
+    pub fn rows(&self, ids: &[u32]) -> io::Result<Vec<f32>> {
         let mut out = vec![0.0f32; ids.len() * self.in_features];
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(self.in_features)) {
             let row = id as usize;
@@ -103,7 +109,8 @@ impl Packed {
     }
 
     /// Whether its numbers are in quantized blocks.
-    pub(super) fn is_quantized(&self) -> bool {
+    #[must_use]
+    pub fn is_quantized(&self) -> bool {
         match &self.tiles {
             Tiles::Dense(_) => false,
             Tiles::Quantized(_) => true,
@@ -179,7 +186,7 @@ struct Input {
 impl Input {
     fn new(
         bits: ActivationBits,
-        parts: &[&Packed],
+        parts: &[&PackedMatrix],
         x: &[f32],
         rows: usize,
         columns: usize,
@@ -193,15 +200,26 @@ impl Input {
     }
 }
 
-/// The products of each of `rows` rows of `x` with all parts, concatenated, plus `bias`.
-pub(super) fn product(parts: &[&Packed], bias: Option<&[f32]>, x: &[f32], rows: usize) -> Vec<f32> {
+/// The products of each of `rows` rows of `x`, `[rows, in_features]`, with all parts, concatenated, plus `bias`:
+/// `[rows, sum of out_features]`.
+///
+/// A row's bits do not depend on the other rows.
+///
+/// # Panics
+/// A part has another number of columns than `x`, or `bias` has fewer numbers than the result has columns.
+#[must_use]
+pub fn product(parts: &[&PackedMatrix], bias: Option<&[f32]>, x: &[f32], rows: usize) -> Vec<f32> {
     product_of(bits(), parts, bias, x, rows)
 }
 
-/// As [`product`], with inputs rounded to these bits.
-pub(super) fn product_of(
+/// As [`product`], with inputs of quantized parts rounded to these bits.
+///
+/// # Panics
+/// As [`product`].
+#[must_use]
+pub fn product_of(
     bits: ActivationBits,
-    parts: &[&Packed],
+    parts: &[&PackedMatrix],
     bias: Option<&[f32]>,
     x: &[f32],
     rows: usize,
@@ -209,6 +227,11 @@ pub(super) fn product_of(
     let Some(columns) = parts.first().map(|part| part.in_features) else {
         return Vec::new();
     };
+    assert!(
+        x.len() == rows * columns && parts.iter().all(|part| part.in_features == columns),
+        "{} numbers in {rows} rows for matrices of {columns} columns",
+        x.len()
+    );
     let input = Input::new(bits, parts, x, rows, columns);
     let stride: usize = parts.iter().map(|part| part.out_features).sum();
     let tiles: usize = parts
@@ -245,7 +268,7 @@ pub(super) fn product_of(
     }
 }
 
-impl Packed {
+impl PackedMatrix {
     /// Computes the products of some of its tiles.
     fn multiply(&self, tiles: Range<usize>, input: &Input, rows: usize, output: &Output<'_>) {
         match &self.tiles {
