@@ -1,8 +1,9 @@
 //! `cargo xtask arm-test`: checks that the candle engine computes correct results on 64-bit ARM, in QEMU on any machine. Not part
 //! of CI, which must not download the target's standard library.
 //!
-//! Runs, in order: the model's tests on a processor with every instruction set that has kernels; the tests of the matrix products
-//! on processors with fewer; tiny-chat's golden questions through the binary. Prints how long each part took, builds apart.
+//! Runs, in order: the tests of the kernels and of the model on a processor with every instruction set that has kernels; the tests
+//! of the matrix products on processors with fewer; tiny-chat's golden questions through the binary. Prints how long each part took,
+//! builds apart.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -20,12 +21,17 @@ const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64";
 /// The folder in which Debian installs the target's libraries.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
-/// Processors, and the engine modules tested on them. The first has i8mm and also runs the narrower kernels. The others show that
-/// the engine uses no instructions they lack: i8mm (ARMv8.2), and also the 8-bit dot product (a processor of 2012).
-const TESTS: [(&str, &str); 3] = [
-    ("max", "model::"),
-    ("neoverse-n1", "model::linear::"),
-    ("cortex-a53", "model::linear::"),
+const KERNELS: &str = "genset-kernels";
+const ENGINE: &str = "genset-engine-candle";
+/// Processors, and the modules tested on them. The first has i8mm and also runs the narrower kernels. The others show that
+/// the kernels use no instructions they lack: i8mm (ARMv8.2), and also the 8-bit dot product (a processor of 2012).
+const TESTS: [(&str, &str, &[&str]); 6] = [
+    ("max", KERNELS, &[]),
+    ("max", ENGINE, &["model::"]),
+    ("neoverse-n1", KERNELS, &["products::"]),
+    ("neoverse-n1", ENGINE, &["model::linear::"]),
+    ("cortex-a53", KERNELS, &["products::"]),
+    ("cortex-a53", ENGINE, &["model::linear::"]),
 ];
 
 /// Runs all parts; stops at the first failure.
@@ -47,17 +53,18 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
         run_command(Command::new("rustup").args(["target", "add", TARGET]))
             .with_context(|| format!("the toolchain has no {}", library.display()))?;
     }
-    let tests = |processor: &str| {
+    let tests = |processor: &str, package: &str| {
         let mut tests = command(repo, "test", processor);
-        tests.args(["-p", "genset-engine-candle", "--lib"]);
+        tests.args(["-p", package, "--lib"]);
         tests
     };
     timed("the tests' build", || {
-        run_command(tests("max").arg("--no-run"))
+        run_command(tests("max", KERNELS).arg("--no-run"))?;
+        run_command(tests("max", ENGINE).arg("--no-run"))
     })?;
-    for (processor, modules) in TESTS {
-        timed(&format!("{modules} on {processor}"), || {
-            run_command(tests(processor).args(["--", modules]))
+    for (processor, package, modules) in TESTS {
+        timed(&format!("{package} {modules:?} on {processor}"), || {
+            run_command(tests(processor, package).arg("--").args(modules))
         })?;
     }
     timed("the binary's build", || {
