@@ -1,6 +1,6 @@
 // The part of CUDA's C++ that the kernels use, for the host, so that the kernels' source can be tested without a GPU.
 //
-// A block's threads are fibers of one thread, and blocks run one after the other. At every barrier and shuffle the next fiber
+// A block's threads are fibers of the thread that calls, and its blocks run one after the other. At every barrier and shuffle the next fiber
 // is chosen at random, to expose results that depend on an unspecified order. Threads that wait at different places are
 // detected. Invalid memory accesses, the GPU's rounding of functions such as cosf, and speed are not emulated.
 #pragma once
@@ -13,7 +13,7 @@
 
 #define __device__
 #define __global__
-#define __shared__ static
+#define __shared__ static thread_local
 #define __align__(BYTES) __attribute__((aligned(BYTES)))
 
 using std::max;
@@ -26,7 +26,7 @@ struct Index {
 };
 
 // The state that the running fiber sees.
-extern Index thread, block;
+extern __thread Index thread, block;
 
 // Waits for the other threads of the block.
 void wait_for_block();
@@ -34,22 +34,23 @@ void wait_for_block();
 // Gives a word to the other lanes of the warp and takes that of another; all 32 lanes must call it.
 unsigned exchange(unsigned word, unsigned lane);
 
-// Six words of each lane, visible to all lanes until the next call.
-const unsigned (*gather(const unsigned (&words)[6]))[6];
+// Twelve numbers of each lane, visible to all lanes until the next call.
+const float (*gather(const float (&numbers)[12]))[12];
 
 template <typename Convert>
 void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Convert convert) {
   const unsigned words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  const unsigned (*all)[6] = gather(words);
+  float halves[12];
+  for (unsigned i = 0; i < 12; i++) halves[i] = convert(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff);
+  const float (*all)[12] = gather(halves);
   const unsigned lane = thread.x % 32, g = lane / 4, t = lane % 4;
-  const auto half = [&](unsigned word, unsigned place) { return convert(place % 2 ? word >> 16 : word & 0xffff); };
   for (unsigned i = 0; i < 4; i++) {
     const unsigned row = i < 2 ? g : g + 8, column = 2 * t + i % 2;
     for (unsigned k = 0; k < 16; k++) {
       // The lane that has a[row][k], and the lane that has b[k][column].
-      const unsigned left = all[row % 8 * 4 + k % 8 / 2][(row >= 8) + 2 * (k >= 8)];
-      const unsigned right = all[column * 4 + k % 8 / 2][4 + (k >= 8)];
-      c[i] += half(left, k) * half(right, k);
+      const float left = all[row % 8 * 4 + k % 8 / 2][2 * ((row >= 8) + 2 * (k >= 8)) + k % 2];
+      const float right = all[column * 4 + k % 8 / 2][2 * (4 + (k >= 8)) + k % 2];
+      c[i] += left * right;
     }
   }
 }
@@ -117,11 +118,11 @@ inline float __half2float(__half value) {
   const unsigned sign = value.bits >> 15, exponent = value.bits >> 10 & 0x1f, fraction = value.bits & 0x3ff;
   float magnitude;
   if (exponent == 0) {
-    magnitude = std::ldexp(static_cast<float>(fraction), -24);
+    magnitude = static_cast<float>(fraction) * 0x1p-24f;
   } else if (exponent == 31) {
     magnitude = fraction ? NAN : INFINITY;
   } else {
-    magnitude = std::ldexp(static_cast<float>(fraction | 0x400), static_cast<int>(exponent) - 25);
+    magnitude = __uint_as_float((exponent + 112) << 23 | fraction << 13);
   }
   return sign ? -magnitude : magnitude;
 }

@@ -19,7 +19,7 @@
 
 namespace emulation {
 
-Index thread, block;
+__thread Index thread, block;
 
 namespace {
 
@@ -40,14 +40,15 @@ struct Fiber {
   ucontext_t first;
   std::jmp_buf point;
   std::unique_ptr<char[]> stack;
-  bool has_begun;
+  bool has_begun = false;
   // The buffer of its next exchange, one of two: no lane can be two exchanges ahead of another.
   unsigned turn;
 };
 
 struct Warp {
   unsigned waiting;
-  unsigned words[2][LANES][6];
+  unsigned words[2][LANES];
+  float numbers[2][LANES][12];
 };
 
 struct Machine {
@@ -61,35 +62,51 @@ struct Machine {
   std::minstd_rand random;
 };
 
-Machine machine;
-
-void fiber_main() {
-  machine.run(machine.arguments);
-  machine.done++;
-  _longjmp(machine.scheduler, 1);
-}
+// That of this thread; a pointer, because each use of an object with a constructor would check that it has run.
+__thread Machine *machine;
 
 // Leaves the running fiber until it is chosen again, after a `release`.
 void suspend() {
-  if (_setjmp(machine.fibers[machine.running]->point) == 0) _longjmp(machine.scheduler, 1);
+  if (_setjmp(machine->fibers[machine->running]->point) == 0) _longjmp(machine->scheduler, 1);
+}
+
+// Runs one thread of each block.
+void fiber_main() {
+  for (;;) {
+    machine->run(machine->arguments);
+    machine->done++;
+    suspend();
+  }
+}
+
+std::unique_ptr<Fiber> new_fiber(size_t number) {
+  auto fiber = std::make_unique<Fiber>();
+  fiber->stack = std::make_unique<char[]>(STACK);
+  getcontext(&fiber->first);
+  fiber->first.uc_stack.ss_sp = fiber->stack.get();
+  // Stacks that begin at the same place of a page would share few lines of the cache.
+  fiber->first.uc_stack.ss_size = STACK - number % 8 * 512;
+  fiber->first.uc_link = nullptr;
+  makecontext(&fiber->first, fiber_main, 0);
+  return fiber;
 }
 
 void release(unsigned from, unsigned to) {
-  for (unsigned i = from; i < to; i++) machine.ready.push_back(i);
+  for (unsigned i = from; i < to; i++) machine->ready.push_back(i);
 }
 
 void wait_for_warp() {
-  const unsigned warp = machine.running / LANES;
-  if (++machine.warps[warp].waiting == LANES) {
-    machine.warps[warp].waiting = 0;
+  const unsigned warp = machine->running / LANES;
+  if (++machine->warps[warp].waiting == LANES) {
+    machine->warps[warp].waiting = 0;
     release(warp * LANES, (warp + 1) * LANES);
   }
   suspend();
 }
 
 void enter(unsigned number) {
-  Fiber &fiber = *machine.fibers[number];
-  machine.running = number;
+  Fiber &fiber = *machine->fibers[number];
+  machine->running = number;
   thread = {number, 0, 0};
   if (fiber.has_begun) _longjmp(fiber.point, 1);
   fiber.has_begun = true;
@@ -98,25 +115,16 @@ void enter(unsigned number) {
 
 // Runs one block; returns false if its threads wait for each other at different places.
 bool run_block() {
-  machine.waiting = machine.done = 0;
-  machine.ready.clear();
-  for (Warp &warp : machine.warps) warp.waiting = 0;
-  for (unsigned i = 0; i < machine.threads; i++) {
-    Fiber &fiber = *machine.fibers[i];
-    getcontext(&fiber.first);
-    fiber.first.uc_stack.ss_sp = fiber.stack.get();
-    fiber.first.uc_stack.ss_size = STACK;
-    fiber.first.uc_link = nullptr;
-    makecontext(&fiber.first, fiber_main, 0);
-    fiber.has_begun = false;
-    fiber.turn = 0;
-  }
-  release(0, machine.threads);
-  _setjmp(machine.scheduler);
-  if (machine.ready.empty()) return machine.done == machine.threads;
-  std::swap(machine.ready[machine.random() % machine.ready.size()], machine.ready.back());
-  const unsigned next = machine.ready.back();
-  machine.ready.pop_back();
+  machine->waiting = machine->done = 0;
+  machine->ready.clear();
+  for (Warp &warp : machine->warps) warp.waiting = 0;
+  for (unsigned i = 0; i < machine->threads; i++) machine->fibers[i]->turn = 0;
+  release(0, machine->threads);
+  _setjmp(machine->scheduler);
+  if (machine->ready.empty()) return machine->done == machine->threads;
+  std::swap(machine->ready[machine->random() % machine->ready.size()], machine->ready.back());
+  const unsigned next = machine->ready.back();
+  machine->ready.pop_back();
   enter(next);
   return false; // not reached: `enter` leaves through the scheduler
 }
@@ -124,25 +132,25 @@ bool run_block() {
 } // namespace
 
 void wait_for_block() {
-  if (++machine.waiting == machine.threads) {
-    machine.waiting = 0;
-    release(0, machine.threads);
+  if (++machine->waiting == machine->threads) {
+    machine->waiting = 0;
+    release(0, machine->threads);
   }
   suspend();
 }
 
-const unsigned (*gather(const unsigned (&words)[6]))[6] {
-  Fiber &fiber = *machine.fibers[machine.running];
-  Warp &warp = machine.warps[machine.running / LANES];
-  auto &buffer = warp.words[fiber.turn ^= 1];
-  std::copy(std::begin(words), std::end(words), buffer[machine.running % LANES]);
+const float (*gather(const float (&numbers)[12]))[12] {
+  auto &buffer = machine->warps[machine->running / LANES].numbers[machine->fibers[machine->running]->turn ^= 1];
+  std::copy(std::begin(numbers), std::end(numbers), buffer[machine->running % LANES]);
   wait_for_warp();
   return buffer;
 }
 
 unsigned exchange(unsigned word, unsigned lane) {
-  const unsigned words[6] = {word};
-  return gather(words)[lane][0];
+  auto &buffer = machine->warps[machine->running / LANES].words[machine->fibers[machine->running]->turn ^= 1];
+  buffer[machine->running % LANES] = word;
+  wait_for_warp();
+  return buffer[lane];
 }
 
 void check_alignment(const void *address, size_t size) {
@@ -156,23 +164,25 @@ Kernel::Kernel(const char *name, unsigned threads, void (*run)(const void *)) { 
 } // namespace emulation
 
 // Returns 0 when done, 1 for an unknown kernel, 2 if threads wait for each other at different places (their stacks are then
-// abandoned). One call at a time.
+// abandoned).
 extern "C" int genset_emulate(const char *name, const unsigned grid[3], const void *arguments) {
   using namespace emulation;
   const auto found = kernels().find(name);
   if (found == kernels().end()) return 1;
-  machine.run = found->second.run;
-  machine.threads = found->second.threads;
-  machine.arguments = arguments;
-  machine.warps.assign(machine.threads / LANES, Warp());
-  while (machine.fibers.size() < machine.threads) {
-    machine.fibers.push_back(std::make_unique<Fiber>());
-    machine.fibers.back()->stack = std::make_unique<char[]>(STACK);
-  }
+  static thread_local Machine own;
+  machine = &own;
+  machine->run = found->second.run;
+  machine->threads = found->second.threads;
+  machine->arguments = arguments;
+  machine->warps.assign(machine->threads / LANES, Warp());
+  while (machine->fibers.size() < machine->threads) machine->fibers.push_back(new_fiber(machine->fibers.size()));
   for (block.z = 0; block.z < grid[2]; block.z++)
     for (block.y = 0; block.y < grid[1]; block.y++)
       for (block.x = 0; block.x < grid[0]; block.x++)
-        if (!run_block()) return 2;
+        if (!run_block()) {
+          machine->fibers.clear();
+          return 2;
+        }
   return 0;
 }
 

@@ -7,7 +7,6 @@ use std::ptr::from_ref;
 
 use bytemuck::NoUninit;
 use candle_core::{CpuStorage, Result};
-use parking_lot::Mutex;
 
 #[expect(unsafe_code, reason = "C++")]
 unsafe extern "C" {
@@ -28,9 +27,6 @@ pub(super) fn is_wanted() -> bool {
     IS_WANTED.get()
 }
 
-/// The emulation's state is global.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// Runs a kernel to its end.
 ///
 /// # Safety
@@ -38,7 +34,6 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 #[expect(unsafe_code, reason = "kernels write through addresses")]
 pub(super) unsafe fn launch<A: NoUninit>(name: &str, grid: [u32; 3], arguments: &A) -> Result<()> {
     let name_in_c = CString::new(name).map_err(candle_core::Error::wrap)?;
-    let _alone = ONE_AT_A_TIME.lock();
     // SAFETY: the caller's promise for the arguments; the name ends with a zero, and the grid has three numbers.
     let code = unsafe {
         genset_emulate(
