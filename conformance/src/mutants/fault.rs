@@ -102,14 +102,14 @@ pub trait Fault: Send + Sync + 'static {
 }
 
 /// A clean engine with a fault.
-struct Faulty<F> {
+struct Faulty {
     inner: Arc<dyn LLMEngine>,
-    fault: F,
+    fault: Box<dyn Fault>,
     config: OnceLock<Arc<EngineConfig>>,
 }
 
 #[async_trait]
-impl<F: Fault> LLMEngine for Faulty<F> {
+impl LLMEngine for Faulty {
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         self.fault.begin(&ctx);
         let mut config = self.fault.start(&self.inner, ctx).await?;
@@ -157,7 +157,7 @@ pub fn faulty(subject: Subject, fault: impl Fault) -> Subject {
     Subject {
         engine: Arc::new(Faulty {
             inner: subject.engine,
-            fault,
+            fault: Box::new(fault),
             config: OnceLock::new(),
         }),
         ..subject
