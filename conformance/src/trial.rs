@@ -2,7 +2,7 @@
 //! read, an [`Answer`] is what was read. Every wait has a limit. A wait that exceeds it fails the check with its name.
 
 use std::collections::BTreeMap;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -83,6 +83,15 @@ pub(crate) struct Variation {
     pub(crate) medium: Medium,
     /// Whether the engine was seen to keep virtual time; a declaration alone is not enough.
     pub(crate) keeps_virtual_time: bool,
+}
+
+/// The time of one wait.
+struct Wait {
+    limit: Duration,
+    /// How long the machine had not let the check run when that was last read.
+    noted: Duration,
+    waited: Duration,
+    left: Duration,
 }
 
 impl Trial {
@@ -333,45 +342,47 @@ impl Trial {
         future: impl Future<Output = T>,
     ) -> Result<T, Stop> {
         // A late result is dropped before the failure is returned.
-        let value = {
-            let future = pin!(future);
-            self.in_time(limit, part, future).await
-        };
-        if let Some(value) = value {
-            return Ok(value);
+        {
+            let mut future = pin!(future);
+            let mut wait = Wait {
+                limit,
+                noted: self.starved(),
+                waited: Duration::ZERO,
+                left: limit,
+            };
+            loop {
+                let step = wait.left.min(part);
+                if let Ok(value) = tokio::time::timeout(step, future.as_mut()).await {
+                    return Ok(value);
+                }
+                if !self.goes_on(&mut wait, step) {
+                    break;
+                }
+            }
         }
-        let late = format!("{what} was not done within {} s", limit.as_secs_f64());
-        self.shared.recorder.note(None, || late.clone());
-        Err(Stop::Fail(late))
+        Err(self.late(what, limit))
     }
 
-    /// The result of `future`, if it comes in time.
-    async fn in_time<T>(
-        &self,
-        limit: Duration,
-        part: Duration,
-        mut future: Pin<&mut impl Future<Output = T>>,
-    ) -> Option<T> {
-        let (mut noted, mut waited, mut left) = (self.starved(), Duration::ZERO, limit);
-        loop {
-            let step = left.min(part);
-            if let Ok(value) = tokio::time::timeout(step, future.as_mut()).await {
-                return Some(value);
-            }
-            waited += step;
-            left -= step;
-            if !left.is_zero() {
-                self.note_wait();
-                continue;
-            }
-            let starved = self.starved();
-            let most = (limit * LEAST_SHARE).saturating_sub(waited);
-            left = starved.saturating_sub(noted).min(most);
-            noted = starved;
-            if left.is_zero() {
-                return None;
-            }
+    /// Whether `wait` goes on after a step without a result.
+    fn goes_on(&self, wait: &mut Wait, step: Duration) -> bool {
+        wait.waited += step;
+        wait.left -= step;
+        if !wait.left.is_zero() {
+            self.note_wait();
+            return true;
         }
+        let starved = self.starved();
+        let most = (wait.limit * LEAST_SHARE).saturating_sub(wait.waited);
+        wait.left = starved.saturating_sub(wait.noted).min(most);
+        wait.noted = starved;
+        !wait.left.is_zero()
+    }
+
+    /// The failure of a wait that exceeded its limit.
+    fn late(&self, what: &str, limit: Duration) -> Stop {
+        let late = format!("{what} was not done within {} s", limit.as_secs_f64());
+        self.shared.recorder.note(None, || late.clone());
+        Stop::Fail(late)
     }
 
     /// Waits for a start, with the limit of a start.
