@@ -78,7 +78,7 @@ async fn cheap_scrape(trial: Trial) -> CheckResult {
     running.read_tokens(1).await?;
     let metrics = live.start.metrics.clone();
     // On a thread of its own, where time is real, and where a scrape that waits for the engine can be given up.
-    let (done, best) = sync_channel(1);
+    let (done, is_done) = sync_channel::<()>(1);
     let thread = std::thread::Builder::new()
         .name("conformance-scrape".into())
         .spawn(move || {
@@ -89,16 +89,20 @@ async fn cheap_scrape(trial: Trial) -> CheckResult {
                     started.elapsed()
                 })
                 .min();
-            let _ = done.send(best);
+            let _ = done.send(());
+            best
         });
-    ensure!(thread.is_ok(), "the kit cannot start a thread");
-    let Ok(best) = best.recv_timeout(trial.limits().wall / 4) else {
-        fail!("a scrape of the metrics waits for the engine");
+    let Ok(thread) = thread else {
+        fail!("the kit cannot start a thread");
     };
+    ensure!(
+        is_done.recv_timeout(trial.limits().wall / 4).is_ok(),
+        "a scrape of the metrics waits for the engine"
+    );
     if scrape(&live.start.metrics).is_empty() {
         skip!(NotDeclared, "the engine publishes no metrics");
     }
-    let best = best.unwrap_or_default();
+    let best = thread.join().ok().flatten().unwrap_or_default();
     ensure!(
         best < CHEAP,
         "the fastest of {SCRAPES} scrapes took {:.1} ms",

@@ -1,7 +1,7 @@
 //! The watch over a check: its thread, and when it is given up.
 
 use std::any::Any;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use crate::check::Stop;
@@ -31,45 +31,53 @@ pub(super) fn watch<T: Send + 'static>(
     trial: &Trial,
     work: impl FnOnce() -> Result<T, Stop> + Send + 'static,
 ) -> Result<T, Stop> {
-    let (done, result): (SyncSender<Result<T, Stop>>, _) = sync_channel(1);
+    let (done, is_done) = sync_channel::<()>(1);
     let check = CheckThread::default();
     let own = check.clone();
     let thread = std::thread::Builder::new()
         .name(CHECK_THREAD.into())
         .spawn(move || {
             own.is_this();
-            let _ = done.send(work());
+            let result = work();
+            let _ = done.send(());
+            result
         });
     let thread =
         thread.map_err(|error| Stop::Fail(format!("the kit cannot start a thread: {error}")))?;
+    wait(limit, clock, trial, check, &is_done)?;
+    thread.join().unwrap_or_else(|panic| {
+        let what = text_of(&*panic);
+        Err(Stop::Fail(format!("the engine panicked: {what}")))
+    })
+}
+
+/// Waits until the work on the thread `check` is done or has panicked.
+fn wait(
+    limit: Duration,
+    clock: Clock,
+    trial: &Trial,
+    check: CheckThread,
+    is_done: &Receiver<()>,
+) -> Result<(), Stop> {
     let (mut patience, mut starvation) = (Patience::new(limit), Starvation::of(check));
-    let ended = loop {
-        let ended = result.recv_timeout(BETWEEN_LOOKS);
-        if !matches!(ended, Err(RecvTimeoutError::Timeout)) {
-            break Ok(ended);
+    let given_up = loop {
+        if is_done.recv_timeout(BETWEEN_LOOKS) != Err(RecvTimeoutError::Timeout) {
+            return Ok(());
         }
         let starved = starvation.since_last_look();
         if clock != Clock::Paused {
             trial.note_starved(starved);
         }
         if let Some(why) = patience.look(trial.progress(), BETWEEN_LOOKS, starved) {
-            break Err(why);
+            break why;
         }
     };
-    match ended {
-        Ok(Ok(result)) => result,
-        Ok(Err(_gone)) => {
-            let panic = thread.join().err();
-            Err(Stop::Fail(format!(
-                "the engine panicked: {}",
-                panic.as_deref().map_or("no message", text_of)
-            )))
-        }
-        Err(GivenUp::Blocked) => Err(Stop::Fail(format!(
+    match given_up {
+        GivenUp::Blocked => Err(Stop::Fail(format!(
             "the engine blocks its thread: nothing moved for {} s of real time",
             limit.as_secs_f64()
         ))),
-        Err(GivenUp::Slow) => Err(Stop::Fail(format!(
+        GivenUp::Slow => Err(Stop::Fail(format!(
             "the check was not over within {} s of real time, though answers went on",
             patience.most().as_secs_f64()
         ))),
