@@ -77,7 +77,7 @@ fn files_under(folder: &Path) -> Vec<PathBuf> {
             files.push(path);
         }
     }
-    files.sort();
+    files.sort_unstable();
     files
 }
 

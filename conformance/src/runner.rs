@@ -101,7 +101,7 @@ pub fn run_conformance_while(
     }
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let known = acquaint(&factory);
-    let mut seen = BTreeMap::new();
+    let mut seen = Vec::new();
     let mut gone: Option<String> = None;
     let mut checks: Vec<CheckReport> = catalogue()
         .map(|check| {
@@ -140,7 +140,7 @@ pub(crate) fn run_known(
         level: Level::Soak,
         ..Options::default()
     };
-    run_one(check, factory, known, &options, &mut BTreeMap::new())
+    run_one(check, factory, known, &options, &mut Vec::new())
 }
 
 /// A breach of a rule of the reader: the first check that saw it, and the details.
@@ -152,7 +152,7 @@ struct Breach {
 
 /// Fails the check of each rule that another check saw broken. Such a rule always holds, so its check fails even if it was
 /// excluded by name.
-fn tell_breaches(checks: &mut [CheckReport], seen: BTreeMap<Rule, Breach>) {
+fn tell_breaches(checks: &mut [CheckReport], seen: Vec<(Rule, Breach)>) {
     for (rule, breach) in seen {
         let row = checks.iter_mut().find(|row| row.id == rule.check());
         let Some(row) = row.filter(|row| !row.is_bad()) else {
@@ -177,7 +177,7 @@ fn run_one(
     factory: &Arc<dyn Factory>,
     known: &Acquaintance,
     options: &Options,
-    seen: &mut BTreeMap<Rule, Breach>,
+    seen: &mut Vec<(Rule, Breach)>,
 ) -> CheckReport {
     let started = Instant::now();
     let mut tried = match reason_to_skip(check, known, options) {
@@ -188,11 +188,14 @@ fn run_one(
         if Rule::of(check.id) == Some(rule) && tried.result.is_ok() {
             tried.result = Err(Stop::Fail(what.clone()));
         }
-        seen.entry(rule).or_insert_with(|| Breach {
-            check: check.id,
-            what,
-            transcript: tried.transcript.clone(),
-        });
+        if !seen.iter().any(|(known, _)| *known == rule) {
+            let breach = Breach {
+                check: check.id,
+                what,
+                transcript: tried.transcript.clone(),
+            };
+            seen.push((rule, breach));
+        }
     }
     tried.report(check, started.elapsed())
 }

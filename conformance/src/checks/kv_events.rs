@@ -8,8 +8,6 @@
 
 mod soak;
 
-use std::collections::BTreeSet;
-
 use genset_backend_common::kv::{BlockHash, hash_blocks, salt_root};
 use genset_backend_common::{ErrorKind, GenerateRequest, TokenId};
 
@@ -354,10 +352,11 @@ async fn block_size_holds(trial: Trial) -> CheckResult {
     let mut index = Index::of(&live);
     let blocks = block_count(&live, 4, GENERATED_TOKENS)?;
     // A worker that serves already has other blocks, possibly those of some of our prompts. They may be evicted.
-    let before: BTreeSet<BlockHash> = index.live.keys().copied().collect();
+    let before: Vec<BlockHash> = index.live.keys().copied().collect();
     let made = |index: &Index| {
         let live = index.live.keys();
-        live.filter(|block| !before.contains(*block)).count()
+        live.filter(|block| before.binary_search(block).is_err())
+            .count()
     };
     let prompts = (1..).map(|seed| live.prompt(blocks * size, seed));
     let is_new = |prompt: &Vec<TokenId>| {

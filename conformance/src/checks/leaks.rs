@@ -3,7 +3,7 @@
 //! Other tests may run in the same process, and a library may create a pool once. So one look proves nothing: a leak is what
 //! every one of several cycles leaves permanently.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::check::{CheckResult, Stop, fail, skip};
@@ -38,8 +38,10 @@ where
             return Ok(());
         }
     }
-    let kinds: Vec<&str> = common_kinds(&left).into_iter().collect();
-    fail!("{what} leaves behind, every time: {}", kinds.join(", "))
+    fail!(
+        "{what} leaves behind, every time: {}",
+        common_kinds(&left).join(", ")
+    )
 }
 
 /// The resources that are new since `before` and stay.
@@ -69,11 +71,16 @@ fn real_pause(pause: Duration) {
 }
 
 /// The kinds that every cycle left.
-fn common_kinds(left: &[Holdings]) -> BTreeSet<&str> {
-    left.iter()
-        .map(|held| held.values().map(String::as_str).collect::<BTreeSet<_>>())
-        .reduce(|common, also| &common & &also)
-        .unwrap_or_default()
+fn common_kinds(left: &[Holdings]) -> Vec<&str> {
+    let kinds = left.iter().take(1).flat_map(BTreeMap::values);
+    let mut kinds: Vec<&str> = kinds.map(String::as_str).collect();
+    kinds.retain(|kind| {
+        left.iter()
+            .all(|held| held.values().any(|also| also == kind))
+    });
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
 }
 
 /// The resources of the process that are new since `before`; `None` if they cannot be listed.

@@ -370,13 +370,12 @@ fn capabilities() -> Capabilities {
         .with_virtual_time();
     can.max_logprobs = Some(MAX_LOGPROBS);
     can.kv_events = true;
-    can.guided = [
+    can.guided.extend([
         GuidedKind::JsonObject,
         GuidedKind::JsonSchema,
         GuidedKind::Regex,
         GuidedKind::Choice,
         GuidedKind::Grammar,
-    ]
-    .into();
+    ]);
     can
 }

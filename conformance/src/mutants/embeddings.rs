@@ -41,7 +41,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| {
             let sort: Wrong = |embeddings, inputs| {
                 let mut order: Vec<usize> = (0..inputs.len()).collect();
-                order.sort_by_key(|place| inputs[*place].len());
+                order.sort_unstable_by_key(|place| (inputs[*place].len(), *place));
                 *embeddings = order
                     .iter()
                     .map(|place| embeddings[*place].clone())

@@ -1,6 +1,5 @@
 //! Faults that the checks of FN catch.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use genset_backend_common::output::TokenChunk;
@@ -206,13 +205,14 @@ impl Fault for LengthOnEos {
 
 #[derive(Default)]
 struct StaleCancel {
-    aborted: Mutex<BTreeSet<String>>,
+    aborted: Mutex<Vec<String>>,
 }
 
 #[async_trait]
 impl Fault for StaleCancel {
     fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
-        if self.aborted.lock().contains(call.ctx.id()) {
+        let id = call.ctx.id();
+        if self.aborted.lock().iter().any(|aborted| aborted == id) {
             // With the fault's own context, so that the request itself is not cancelled.
             call.ctx = deaf(&call.ctx);
             call.ctx.cancel(CancelReason::Client);
@@ -221,7 +221,7 @@ impl Fault for StaleCancel {
     }
 
     async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
-        self.aborted.lock().insert(ctx.id().to_owned());
+        self.aborted.lock().push(ctx.id().to_owned());
         inner.abort(ctx).await;
     }
 }

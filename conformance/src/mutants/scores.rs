@@ -25,7 +25,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| {
             let sort: Wrong = |scores, pairs| {
                 let mut order: Vec<usize> = (0..pairs.len()).collect();
-                order.sort_by_key(|place| pairs[*place].token_ids.len());
+                order.sort_unstable_by_key(|place| (pairs[*place].token_ids.len(), *place));
                 *scores = order.iter().map(|place| scores[*place]).collect();
             };
             with_fault(clean, scenario, Scores(sort))

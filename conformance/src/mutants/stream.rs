@@ -2,7 +2,6 @@
 
 mod buffers;
 
-use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -239,15 +238,17 @@ impl Fault for PaddedVocabulary {
 
 #[derive(Default)]
 struct SiblingsCollide {
-    clients: Mutex<BTreeSet<String>>,
+    clients: Mutex<Vec<String>>,
 }
 
 impl Fault for SiblingsCollide {
     fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
-        if let Some(client) = client_of(call.ctx.id())
-            && !self.clients.lock().insert(client.to_owned())
-        {
-            call.request.stop.max_tokens = Some(1);
+        if let Some(client) = client_of(call.ctx.id()) {
+            let mut clients = self.clients.lock();
+            match clients.iter().any(|known| known == client) {
+                true => call.request.stop.max_tokens = Some(1),
+                false => clients.push(client.to_owned()),
+            }
         }
         Ok(())
     }

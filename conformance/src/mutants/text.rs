@@ -1,7 +1,6 @@
 //! [`spelled`]: a clean engine that takes and returns text, for running the checks without tokens. Also the faults that only
 //! such engines have.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -142,7 +141,8 @@ impl Fault for Spelled {
         config.vocab_size = None;
         config.canary = None;
         let can = &mut config.capabilities;
-        can.inputs = BTreeSet::from([InputKind::Text, InputKind::Chat]);
+        can.inputs.clear();
+        can.inputs.extend([InputKind::Text, InputKind::Chat]);
         (can.resume, can.resume_as_prompt, can.max_logprobs) = (false, false, None);
     }
 

@@ -253,15 +253,15 @@ impl Report {
 
     fn write_summary(&self, paint: &Paint, out: &mut String) {
         let tally = Tally::of(self.checks.iter());
-        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut reasons: BTreeMap<&str, Vec<&CheckReport>> = BTreeMap::new();
         for check in &self.checks {
             if let Verdict::Skip { code, .. } = check.verdict {
-                *reasons.entry(skip_words(code)).or_default() += 1;
+                reasons.entry(skip_words(code)).or_default().push(check);
             }
         }
         let reasons: Vec<String> = reasons
             .iter()
-            .map(|(reason, count)| format!("{count} {reason}"))
+            .map(|(reason, checks)| format!("{} {reason}", checks.len()))
             .collect();
         let seconds = self.seconds();
         let skipped = match reasons.is_empty() {

@@ -6,7 +6,7 @@
     reason = "who waits for one arrival fails on any other, whatever it is"
 )]
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -79,7 +79,7 @@ pub(super) struct Worker {
     socket: UnixStream,
     decoder: FrameDecoder,
     arrived: VecDeque<Arrival>,
-    open: BTreeSet<u32>,
+    open: Vec<u32>,
     last_stream: u32,
 }
 
@@ -154,7 +154,7 @@ impl Worker {
             socket: ours,
             decoder: FrameDecoder::new(),
             arrived: VecDeque::new(),
-            open: BTreeSet::new(),
+            open: Vec::new(),
             last_stream: 0,
         })
     }
@@ -221,7 +221,7 @@ impl Worker {
     fn request_of(&mut self, payload: &[u8]) -> Result<u32, Stop> {
         self.last_stream += 1;
         let stream = self.last_stream;
-        self.open.insert(stream);
+        self.open.push(stream);
         self.send_bytes(FrameKind::Request, stream, payload)?;
         Ok(stream)
     }
@@ -343,7 +343,10 @@ impl Worker {
         let is_open = match arrival {
             Arrival::Pong(_) | Arrival::GoAway | Arrival::Closed => true,
             Arrival::Item(..) | Arrival::Config(_) => self.open.contains(&stream),
-            Arrival::End(_) | Arrival::Error(..) => self.open.remove(&stream),
+            Arrival::End(_) | Arrival::Error(..) => {
+                let place = self.open.iter().position(|open| *open == stream);
+                place.map(|place| self.open.swap_remove(place)).is_some()
+            }
         };
         if !is_open {
             fail!("the process sent a frame for stream {stream}, which is not open: {arrival:?}");

@@ -183,7 +183,7 @@ async fn fitting(live: &Live) -> Result<(f32, f32), Stop> {
 }
 
 fn median(mut values: Vec<f32>) -> f32 {
-    values.sort_by(f32::total_cmp);
+    values.sort_unstable_by(f32::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.5)
 }
 

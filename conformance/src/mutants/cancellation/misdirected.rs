@@ -51,7 +51,7 @@ impl Fault for NextTenant {
 /// The requests whose abort was called an even number of times.
 #[derive(Default)]
 pub(super) struct Toggle {
-    aborts: Mutex<BTreeMap<String, usize>>,
+    aborts: Mutex<BTreeMap<String, u64>>,
     revived: Arc<Mutex<Vec<String>>>,
 }
 

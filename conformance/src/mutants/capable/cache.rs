@@ -107,7 +107,9 @@ impl PrefixCache {
             }),
             Flaw::EventStorm => {
                 let mut all: Vec<_> = self.entries.iter().map(|(h, e)| (*h, e.parent)).collect();
-                all.sort_by_key(|(hash, _)| self.entries.get(hash).map(|entry| entry.last_used));
+                all.sort_unstable_by_key(|(hash, _)| {
+                    self.entries.get(hash).map(|entry| entry.last_used)
+                });
                 for (hash, parent) in all.iter().cycle().take(all.len() * 8) {
                     self.publish(KvEventData::Stored {
                         parent: *parent,

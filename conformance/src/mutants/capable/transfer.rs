@@ -1,6 +1,6 @@
 //! Blocks between a prefill and a decode engine: held, fetched, freed. Also the probe's counters.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(super) struct Counters {
 struct Holds {
     held: BTreeMap<u64, Hold>,
     /// Handles of freed blocks that a flaw still serves.
-    stale: BTreeSet<u64>,
+    stale: Vec<u64>,
 }
 
 /// Blocks that a decode engine has not fetched yet.
@@ -78,7 +78,7 @@ impl Counters {
         held.retain(|handle, hold| {
             let is_held = hold.expires.is_none_or(|expires| Instant::now() < expires);
             if !is_held && self.flaw == Flaw::FetchedAfterLease {
-                stale.insert(*handle);
+                stale.push(*handle);
             }
             is_held
         });
@@ -96,7 +96,7 @@ impl Counters {
             return holds.stale.contains(&handle).then_some(OTHER_BLOCKS);
         }
         if self.flaw == Flaw::FetchedAgain {
-            holds.stale.insert(handle);
+            holds.stale.push(handle);
         }
         let is_corrupt = self.flaw == Flaw::TransferCorrupts;
         Some(if is_corrupt { OTHER_BLOCKS } else { BLOCKS })
