@@ -1,6 +1,5 @@
 //! Blocks between a prefill and a decode engine: held, fetched, freed. Also the probe's counters.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -36,13 +35,14 @@ pub(super) struct Counters {
 
 #[derive(Default)]
 struct Holds {
-    held: BTreeMap<u64, Hold>,
+    held: Vec<Hold>,
     /// Handles of freed blocks that a flaw still serves.
     stale: Vec<u64>,
 }
 
 /// Blocks that a decode engine has not fetched yet.
 struct Hold {
+    handle: u64,
     request_id: String,
     blocks: u64,
     expires: Option<Instant>,
@@ -63,11 +63,12 @@ impl Counters {
     fn hold(&self, request_id: &str, blocks: u64) -> u64 {
         let handle = self.handles.fetch_add(1, Ordering::Relaxed);
         let hold = Hold {
+            handle,
             request_id: request_id.to_owned(),
             blocks,
             expires: (self.flaw != Flaw::NoTtl).then(|| Instant::now() + LEASE),
         };
-        self.holds.lock().held.insert(handle, hold);
+        self.holds.lock().held.push(hold);
         handle
     }
 
@@ -75,26 +76,27 @@ impl Counters {
     pub(super) fn held_blocks(&self) -> u64 {
         let mut holds = self.holds.lock();
         let Holds { held, stale } = &mut *holds;
-        held.retain(|handle, hold| {
+        held.retain(|hold| {
             let is_held = hold.expires.is_none_or(|expires| Instant::now() < expires);
             if !is_held && self.flaw == Flaw::FetchedAfterLease {
-                stale.push(*handle);
+                stale.push(hold.handle);
             }
             is_held
         });
-        held.values().map(|hold| hold.blocks).sum()
+        held.iter().map(|hold| hold.blocks).sum()
     }
 
     /// The data for a handle.
     fn take(&self, handle: u64) -> Option<&'static [u8]> {
         self.held_blocks();
         let mut holds = self.holds.lock();
-        if self.flaw == Flaw::FetchCopies && holds.held.contains_key(&handle) {
+        let Some(place) = holds.held.iter().position(|hold| hold.handle == handle) else {
+            return holds.stale.contains(&handle).then_some(OTHER_BLOCKS);
+        };
+        if self.flaw == Flaw::FetchCopies {
             return Some(BLOCKS);
         }
-        if holds.held.remove(&handle).is_none() {
-            return holds.stale.contains(&handle).then_some(OTHER_BLOCKS);
-        }
+        holds.held.swap_remove(place);
         if self.flaw == Flaw::FetchedAgain {
             holds.stale.push(handle);
         }
@@ -104,13 +106,14 @@ impl Counters {
 
     pub(super) fn release(&self, handle: Option<u64>) {
         if let Some(handle) = handle {
-            self.holds.lock().held.remove(&handle);
+            let mut holds = self.holds.lock();
+            holds.held.retain(|hold| hold.handle != handle);
         }
     }
 
     pub(super) fn abort(&self, request_id: &str) {
         let mut holds = self.holds.lock();
-        holds.held.retain(|_, hold| hold.request_id != request_id);
+        holds.held.retain(|hold| hold.request_id != request_id);
     }
 
     pub(super) fn clear(&self) {

@@ -15,7 +15,7 @@ use crate::mutants::fault::{Call, Fault, at_tokens, others, raw};
 #[derive(Default)]
 struct Table {
     next_place: AtomicU64,
-    rows: Mutex<BTreeMap<u64, TokenIds>>,
+    rows: Mutex<Vec<(u64, TokenIds)>>,
 }
 
 /// A running request's row.
@@ -26,8 +26,9 @@ struct Row {
 
 impl Row {
     fn new(table: &Arc<Table>) -> Self {
+        let mut rows = table.rows.lock();
         let place = table.next_place.fetch_add(1, Ordering::Relaxed);
-        table.rows.lock().insert(place, TokenIds::default());
+        rows.push((place, TokenIds::default()));
         Self {
             table: Arc::clone(table),
             place,
@@ -38,9 +39,13 @@ impl Row {
     fn exchange(&self, own: TokenIds) -> TokenIds {
         let mut rows = self.table.rows.lock();
         let len = own.len();
-        rows.insert(self.place, own.clone());
-        let after = rows.range(self.place + 1..).next();
-        let next = after.or_else(|| rows.iter().next());
+        for (place, tokens) in rows.iter_mut() {
+            if *place == self.place {
+                *tokens = own.clone();
+            }
+        }
+        let after = rows.iter().find(|(place, _)| *place > self.place);
+        let next = after.or_else(|| rows.first());
         match next {
             Some((_, tokens)) if tokens.len() == len => tokens.clone(),
             _ => own,
@@ -50,7 +55,8 @@ impl Row {
 
 impl Drop for Row {
     fn drop(&mut self) {
-        self.table.rows.lock().remove(&self.place);
+        let mut rows = self.table.rows.lock();
+        rows.retain(|(place, _)| *place != self.place);
     }
 }
 
