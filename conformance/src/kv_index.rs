@@ -28,9 +28,11 @@ impl Index {
     pub(crate) fn following(events: &KvEventPublisher) -> Self {
         let changes = events.subscribe();
         let blocks = changes.snapshot.blocks.iter();
+        let mut live = BTreeMap::new();
+        live.extend(blocks.map(|block| (block.hash, block.parent)));
         Self {
             last_event_id: changes.snapshot.last_event_id,
-            live: blocks.map(|block| (block.hash, block.parent)).collect(),
+            live,
             changes,
             stored: 0,
             peak: 0,

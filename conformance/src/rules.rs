@@ -1,7 +1,6 @@
 //! The rules of the reader: what must hold for every item of every stream, in every check. A breach is recorded where it is
 //! seen; each check of RD reports one rule.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 use crate::kv_index::Index;
 
 /// A rule of the reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// Token ids are below the vocabulary size, in every field.
     TokenIds,
@@ -63,14 +62,17 @@ impl Rule {
 
 /// The breaches that a check saw: the first one for each rule.
 #[derive(Debug, Default)]
-pub(crate) struct Breaches(Mutex<BTreeMap<Rule, String>>);
+pub(crate) struct Breaches(Mutex<Vec<(Rule, String)>>);
 
 impl Breaches {
     fn note(&self, rule: Rule, what: impl FnOnce() -> String) {
-        self.0.lock().entry(rule).or_insert_with(what);
+        let mut seen = self.0.lock();
+        if !seen.iter().any(|(known, _)| *known == rule) {
+            seen.push((rule, what()));
+        }
     }
 
-    pub(crate) fn seen(&self) -> BTreeMap<Rule, String> {
+    pub(crate) fn seen(&self) -> Vec<(Rule, String)> {
         self.0.lock().clone()
     }
 }
@@ -290,7 +292,8 @@ mod tests {
         for item in items {
             reader.judge(item, &breaches);
         }
-        breaches.seen().into_keys().map(Rule::check).collect()
+        let seen = breaches.seen().into_iter();
+        seen.map(|(rule, _)| rule.check()).collect()
     }
 
     fn end(finish: Finish, prompt_tokens: u32, streamed: u32) -> Output {

@@ -252,7 +252,7 @@ struct Tried {
     measurements: BTreeMap<String, u64>,
     transcript: Transcript,
     /// The rules of the reader that were broken during the check.
-    breaches: BTreeMap<Rule, String>,
+    breaches: Vec<(Rule, String)>,
 }
 
 impl Tried {
@@ -262,7 +262,7 @@ impl Tried {
             evidence: Evidence::Direct,
             measurements: BTreeMap::new(),
             transcript: Transcript::default(),
-            breaches: BTreeMap::new(),
+            breaches: Vec::new(),
         }
     }
 

@@ -225,7 +225,7 @@ impl Trial {
     }
 
     /// The rules that were broken, with details.
-    pub(crate) fn broken_rules(&self) -> BTreeMap<Rule, String> {
+    pub(crate) fn broken_rules(&self) -> Vec<(Rule, String)> {
         self.shared.breaches.seen()
     }
 
