@@ -1,6 +1,5 @@
 //! An engine that sleeps, profiles and serves adapters, and the faults that the checks of CT and LR catch.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use genset_backend_common::{
@@ -141,8 +140,8 @@ struct State {
     is_profiling: bool,
     /// Whether the weights were replaced.
     is_changed: bool,
-    /// The adapters by name, each with a sender that ends its requests.
-    adapters: BTreeMap<String, (Adapter, watch::Sender<()>)>,
+    /// The adapters, each with a sender that ends its requests.
+    adapters: Vec<(Adapter, watch::Sender<()>)>,
     /// Prompts that the base model has cached.
     cached: Vec<Input>,
     /// Cloned by the active requests of adapters.
@@ -190,7 +189,8 @@ impl Operated {
         if self.flaw == Flaw::CacheShared && state.cached.contains(&request.input) {
             change ^= 1;
         }
-        let gone = match state.adapters.get(&name) {
+        let mut loaded = state.adapters.iter();
+        let gone = match loaded.find(|(adapter, _)| adapter.name == name) {
             Some((_, gone)) if self.flaw == Flaw::UnloadCuts => gone.subscribe(),
             Some(_) => never,
             None if self.flaw == Flaw::UnloadKeeps && name == "poems" => never,
@@ -288,8 +288,9 @@ impl EngineControls for Operated {
         }
         if is_there || self.flaw == Flaw::ListsFailed {
             state.is_changed |= self.flaw == Flaw::Merged;
-            let entry = (adapter.clone(), watch::Sender::new(()));
-            state.adapters.insert(adapter.name, entry);
+            let is_other = |(loaded, _): &(Adapter, _)| loaded.name != adapter.name;
+            state.adapters.retain(is_other);
+            state.adapters.push((adapter, watch::Sender::new(())));
         }
         match is_there {
             true => Ok(()),
@@ -299,8 +300,10 @@ impl EngineControls for Operated {
 
     async fn unload_adapter(&self, name: &str) -> Result<(), EngineError> {
         let mut state = self.state.lock();
-        match state.adapters.remove(name) {
-            Some(_) => {
+        let mut loaded = state.adapters.iter();
+        match loaded.position(|(adapter, _)| adapter.name == name) {
+            Some(place) => {
+                state.adapters.remove(place);
                 state.burnt.push(name.to_owned());
                 Ok(())
             }
@@ -312,7 +315,7 @@ impl EngineControls for Operated {
         let state = self.state.lock();
         Ok(state
             .adapters
-            .values()
+            .iter()
             .map(|(adapter, _)| adapter.clone())
             .collect())
     }
