@@ -240,23 +240,28 @@ impl View for Drawn {
 
 /// Numbers uniformly distributed around 0, scaled so that a product has the size of its input.
 fn drawn(shape: &[usize], seed: u64) -> Vec<u8> {
+    /// Numbers that are worth several threads. Fewer are drawn on this one: the first use of rayon's threads fixes their number for
+    /// the process, before an engine under test sets it.
+    const WORTH_SHARING: usize = 1 << 20;
     let row_len = shape.last().copied().unwrap_or(1).max(1);
     let elements: usize = shape.iter().product();
     #[expect(clippy::cast_precision_loss, reason = "a width of a model")]
     let most = (3.0 / row_len as f32).sqrt();
     let mut bytes = vec![0; 2 * elements];
-    bytes
-        .par_chunks_mut(2 * row_len)
-        .enumerate()
-        .for_each(|(row, bytes)| {
-            let row = u64::try_from(row).unwrap_or(u64::MAX);
-            let mut state = mix(seed ^ mix(row));
-            for bytes in bytes.as_chunks_mut::<2>().0 {
-                state = state.wrapping_add(STEP);
-                let value = most * unit(mix(state));
-                *bytes = half::bf16::from_f32(value).to_le_bytes();
-            }
-        });
+    let draw = |(row, bytes): (usize, &mut [u8])| {
+        let row = u64::try_from(row).unwrap_or(u64::MAX);
+        let mut state = mix(seed ^ mix(row));
+        for bytes in bytes.as_chunks_mut::<2>().0 {
+            state = state.wrapping_add(STEP);
+            let value = most * unit(mix(state));
+            *bytes = half::bf16::from_f32(value).to_le_bytes();
+        }
+    };
+    if elements < WORTH_SHARING {
+        bytes.chunks_mut(2 * row_len).enumerate().for_each(draw);
+    } else {
+        bytes.par_chunks_mut(2 * row_len).enumerate().for_each(draw);
+    }
     bytes
 }
 
