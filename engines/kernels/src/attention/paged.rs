@@ -45,11 +45,12 @@ struct Call<'a> {
 
 /// Attends with `queries`, `[rows, num_heads * head_dim]`; returns the same shape.
 ///
-/// `sinks`, `[num_heads]`, are one more score for each query head, which enters the softmax but has no value. The sequences' rows
-/// together are those of `queries`.
+/// `sinks`, `[num_heads]`, are one more score for each query head, which enters the softmax but has no value. The sequences are in
+/// the order of their rows. The result of a row of no sequence is 0.
 ///
 /// # Panics
-/// A row is not one of `queries`, a KV block is not in the cache, or a sequence has too few blocks for its context.
+/// Two sequences have a row in common or are in another order, a row is not one of `queries`, a sequence has more rows than tokens or
+/// too few blocks for its context, or a KV block is not in the cache.
 ///
 /// # Source
 /// The sinks are those of gpt-oss; "Efficient Streaming Language Models with Attention Sinks" (Xiao et al. 2023).
@@ -73,6 +74,7 @@ pub fn attend(
 }
 
 fn attend_to<T: KvNumber>(call: Call<'_>, queries: &[f32], kv: &TypedLayer<'_, T>) -> Vec<f32> {
+    check_rows(call, queries);
     let plan = Plan::new(call);
     let mut out = vec![0.0f32; queries.len()];
     let mut partials = vec![Partial::empty(); plan.partials];
@@ -91,7 +93,7 @@ fn attend_to<T: KvNumber>(call: Call<'_>, queries: &[f32], kv: &TypedLayer<'_, T
                     }
                     tile.for_each_query(|query, range| {
                         #[expect(unsafe_code, reason = "threads write disjoint parts")]
-                        // SAFETY: the rows and heads of tiles do not overlap.
+                        // SAFETY: the heads of tiles do not overlap, nor do their rows, which `check_rows` compared.
                         let out = unsafe { shared_out.part(range) };
                         scratch.finish(query, tile.sink(query), out);
                     });
@@ -110,6 +112,32 @@ fn attend_to<T: KvNumber>(call: Call<'_>, queries: &[f32], kv: &TypedLayer<'_, T
     });
     merge_split_tiles(call, &plan, &partials, kv.block_size(), &mut out);
     out
+}
+
+/// Checks that no row is in two sequences, and that each is one of `queries`.
+fn check_rows(call: Call<'_>, queries: &[f32]) {
+    let mut end = 0;
+    for sequence in call.sequences {
+        let rows = &sequence.rows;
+        assert!(
+            end <= rows.start && rows.start <= rows.end,
+            "a sequence with the rows {rows:?} behind one up to row {end}"
+        );
+        assert!(
+            rows.len() <= sequence.context_len,
+            "{} rows of a sequence of {} tokens",
+            rows.len(),
+            sequence.context_len
+        );
+        end = rows.end;
+    }
+    let width = [call.heads.num_heads, call.heads.head_dim];
+    let numbers = width.into_iter().try_fold(end, usize::checked_mul);
+    assert!(
+        numbers.is_some_and(|numbers| numbers <= queries.len()),
+        "{end} rows of queries in {} numbers",
+        queries.len()
+    );
 }
 
 /// Merges the partials of tiles that are divided among items.
@@ -294,5 +322,58 @@ impl<'a> Tile<'a> {
             let start = (row * self.call.heads.num_heads + head) * head_dim;
             f(query, start..start + head_dim);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::Direction;
+    use crate::kv::{HostKv, KvNumbers, KvShape};
+
+    /// Attends with two rows of one head over a cache of one KV block.
+    fn attend_with(sequences: &[SequenceRows]) -> Vec<f32> {
+        let (num_heads, head_dim) = (1, 2);
+        let heads = AttentionHeads {
+            num_heads,
+            num_kv_heads: num_heads,
+            head_dim,
+            direction: Direction::Causal,
+            window: None,
+            softcap: None,
+            scale: 1.0,
+        };
+        let shape = KvShape {
+            num_layers: 1,
+            num_heads,
+            head_dim,
+        };
+        let mut kv = HostKv::try_new(KvNumbers::F32, shape, 1, 16).unwrap();
+        attend(&heads, None, &[1.0; 4], &kv.layer(0), sequences)
+    }
+
+    fn sequence(rows: Range<usize>) -> SequenceRows {
+        SequenceRows {
+            context_len: rows.end,
+            rows,
+            blocks: vec![0],
+        }
+    }
+
+    #[test]
+    fn a_row_belongs_to_one_sequence() {
+        assert_eq!(attend_with(&[sequence(0..1), sequence(1..2)]), [0.0; 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a sequence with the rows 0..2 behind one up to row 1")]
+    fn a_row_of_two_sequences_is_refused() {
+        attend_with(&[sequence(0..1), sequence(0..2)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "3 rows of queries in 4 numbers")]
+    fn a_row_without_a_query_is_refused() {
+        attend_with(&[sequence(0..3)]);
     }
 }

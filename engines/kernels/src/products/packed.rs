@@ -228,7 +228,8 @@ pub fn product_of(
         return Vec::new();
     };
     assert!(
-        x.len() == rows * columns && parts.iter().all(|part| part.in_features == columns),
+        rows.checked_mul(columns) == Some(x.len())
+            && parts.iter().all(|part| part.in_features == columns),
         "{} numbers in {rows} rows for matrices of {columns} columns",
         x.len()
     );
