@@ -9,6 +9,7 @@ use bytemuck::Pod;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use crate::attention::AttentionHeads;
 use crate::memory::Numbers;
 use crate::simd::{LANES, widen};
 
@@ -84,6 +85,9 @@ impl HostKv {
     }
 
     /// The view of one layer, to read and write.
+    ///
+    /// # Panics
+    /// There is no such layer.
     pub fn layer(&mut self, layer: usize) -> HostLayer<'_> {
         HostLayer(match &mut self.0 {
             AnyKv::F32(kv) => AnyLayer::F32(kv.layer(layer)),
@@ -188,6 +192,8 @@ impl<T: KvNumber> TypedKv<T> {
     }
 
     fn layer(&mut self, layer: usize) -> TypedLayer<'_, T> {
+        let layers = self.shape.num_layers;
+        assert!(layer < layers, "layer {layer} of a KV cache of {layers}");
         TypedLayer {
             numbers: &mut self.numbers,
             first: layer * self.shape.layer_len(),
@@ -209,6 +215,15 @@ pub(crate) struct TypedLayer<'a, T> {
 impl<T: KvNumber> TypedLayer<'_, T> {
     pub(crate) fn block_size(&self) -> usize {
         self.shape.block_size
+    }
+
+    /// Checks that it has the keys and values of these heads.
+    pub(crate) fn check(&self, heads: &AttentionHeads) {
+        assert_eq!(
+            (self.shape.num_heads, self.shape.head_dim),
+            (heads.num_kv_heads, heads.head_dim),
+            "number and width of the KV cache's heads"
+        );
     }
 
     /// Stores a token's key of one head.

@@ -50,7 +50,7 @@ struct Call<'a> {
 ///
 /// # Panics
 /// Two sequences have a row in common or are in another order, a row is not one of `queries`, a sequence has more rows than tokens or
-/// too few blocks for its context, or a KV block is not in the cache.
+/// too few blocks for its context, a KV block is not in the cache, or the cache has other heads.
 ///
 /// # Source
 /// The sinks are those of gpt-oss; "Efficient Streaming Language Models with Attention Sinks" (Xiao et al. 2023).
@@ -74,6 +74,7 @@ pub fn attend(
 }
 
 fn attend_to<T: KvNumber>(call: Call<'_>, queries: &[f32], kv: &TypedLayer<'_, T>) -> Vec<f32> {
+    kv.check(call.heads);
     check_rows(call, queries);
     let plan = Plan::new(call);
     let mut out = vec![0.0f32; queries.len()];
@@ -331,13 +332,12 @@ mod tests {
     use crate::attention::Direction;
     use crate::kv::{HostKv, KvNumbers, KvShape};
 
-    /// Attends with two rows of one head over a cache of one KV block.
-    fn attend_with(sequences: &[SequenceRows]) -> Vec<f32> {
-        let (num_heads, head_dim) = (1, 2);
+    /// Attends with two rows of one head over a cache of one KV block, whose heads are as wide as `cached_dim`.
+    fn attend_over(cached_dim: usize, sequences: &[SequenceRows]) -> Vec<f32> {
         let heads = AttentionHeads {
-            num_heads,
-            num_kv_heads: num_heads,
-            head_dim,
+            num_heads: 1,
+            num_kv_heads: 1,
+            head_dim: 2,
             direction: Direction::Causal,
             window: None,
             softcap: None,
@@ -345,8 +345,8 @@ mod tests {
         };
         let shape = KvShape {
             num_layers: 1,
-            num_heads,
-            head_dim,
+            num_heads: 1,
+            head_dim: cached_dim,
         };
         let mut kv = HostKv::try_new(KvNumbers::F32, shape, 1, 16).unwrap();
         attend(&heads, None, &[1.0; 4], &kv.layer(0), sequences)
@@ -362,18 +362,24 @@ mod tests {
 
     #[test]
     fn a_row_belongs_to_one_sequence() {
-        assert_eq!(attend_with(&[sequence(0..1), sequence(1..2)]), [0.0; 4]);
+        assert_eq!(attend_over(2, &[sequence(0..1), sequence(1..2)]), [0.0; 4]);
     }
 
     #[test]
     #[should_panic(expected = "a sequence with the rows 0..2 behind one up to row 1")]
     fn a_row_of_two_sequences_is_refused() {
-        attend_with(&[sequence(0..1), sequence(0..2)]);
+        attend_over(2, &[sequence(0..1), sequence(0..2)]);
     }
 
     #[test]
     #[should_panic(expected = "3 rows of queries in 4 numbers")]
     fn a_row_without_a_query_is_refused() {
-        attend_with(&[sequence(0..3)]);
+        attend_over(2, &[sequence(0..3)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "number and width of the KV cache's heads")]
+    fn a_cache_of_other_heads_is_refused() {
+        attend_over(4, &[sequence(0..2)]);
     }
 }

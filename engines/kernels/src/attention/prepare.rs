@@ -64,10 +64,10 @@ pub fn prepared_queries(heads: &AttentionHeads, projections: &Projections<'_>) -
     }
 }
 
-/// Stores the keys, normalized and rotated, and the values of all rows in their slots, `block * block_size + offset`.
+/// Stores the keys, normalized and rotated, and the values of all rows in `slots`, one per row: `block * block_size + offset`.
 ///
 /// # Panics
-/// A slot is not in the cache, or there are fewer rotations than rows.
+/// A slot is not in the cache, the cache has other heads, or there are fewer rotations than rows.
 pub fn store_keys_and_values(
     heads: &AttentionHeads,
     projections: &Projections<'_>,
@@ -86,6 +86,7 @@ fn store<T: KvNumber>(
     kv: &mut TypedLayer<'_, T>,
     slots: &[u32],
 ) {
+    kv.check(heads);
     let Projections {
         qkv,
         turns,

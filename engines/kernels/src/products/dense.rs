@@ -14,12 +14,20 @@ pub(super) type Column = [f32; LANES];
 ///
 /// # Errors
 /// The system is out of memory.
+///
+/// # Panics
+/// There are no columns, or more or fewer weights than the shape says.
 pub(super) fn pack(
     weight: &[f32],
     out_features: usize,
     in_features: usize,
     memory: &mut WeightMemory,
 ) -> io::Result<Stored<Column>> {
+    assert!(
+        out_features.checked_mul(in_features) == Some(weight.len()),
+        "{} weights for {out_features} rows of {in_features}",
+        weight.len()
+    );
     let len = out_features.div_ceil(LANES) * in_features;
     memory.store(len, |columns: &mut [Column]| {
         for (row, weight) in weight.chunks_exact(in_features).enumerate() {

@@ -40,7 +40,7 @@ impl PackedMatrix {
     /// The system is out of memory.
     ///
     /// # Panics
-    /// There are no columns, or more weights than the shape says.
+    /// There are no columns, or more or fewer weights than the shape says.
     pub fn dense(
         weight: &[f32],
         (out_features, in_features): (usize, usize),
@@ -60,7 +60,7 @@ impl PackedMatrix {
     /// The system is out of memory.
     ///
     /// # Panics
-    /// A row is shorter than a block.
+    /// A row is not whole blocks, or there are more or fewer than the shape says.
     pub fn quantized(
         kernels: QuantizedKernels,
         block_type: BlockType,

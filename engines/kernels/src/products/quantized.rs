@@ -115,6 +115,9 @@ impl QuantizedTiles {
     ///
     /// # Errors
     /// The system is out of memory.
+    ///
+    /// # Panics
+    /// A row is not whole blocks, or there are more or fewer than the shape says.
     pub(super) fn pack(
         kernels: QuantizedKernels,
         block_type: BlockType,
@@ -163,6 +166,12 @@ fn pack<F: Format>(
     let per_row = in_features.div_ceil(F::COLUMNS);
     let row_bytes = in_features / F::BLOCK_COLUMNS * F::BLOCK_BYTES;
     let tile_bytes = F::COLUMNS / F::BLOCK_COLUMNS * F::BLOCK_BYTES;
+    assert!(
+        in_features.is_multiple_of(F::BLOCK_COLUMNS)
+            && row_bytes.checked_mul(out_features) == Some(blocks.len()),
+        "{} bytes of blocks for {out_features} rows of {in_features}",
+        blocks.len()
+    );
     memory.store(
         out_features.div_ceil(LANES) * per_row,
         |tiles: &mut [Tile<F>]| {
