@@ -33,8 +33,11 @@ pub(super) fn num_threads() -> usize {
     pool().map_or_else(rayon::current_num_threads, |pool| pool.num_workers() + 1)
 }
 
-/// Calls `work` with ranges that together cover `0..items`: on all threads, or only on this one if waking others would cost
-/// more than the `operations`.
+/// Calls `work` with ranges that together are `0..items` and do not overlap: on all threads, or only on this one if waking others
+/// would cost more than the `operations`.
+///
+/// # Panics
+/// `work` panics on any thread.
 pub fn for_each_range_if_large(
     items: usize,
     operations: usize,

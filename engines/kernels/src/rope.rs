@@ -12,8 +12,11 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// The rotations of rows at `positions`: each pair of dimensions by its frequency times the position. Pairs with a frequency
-    /// other than 0 are multiplied by `amplitude`.
+    /// The rotations of rows at `positions`: each pair of dimensions by its frequency times the position. `frequencies` has one
+    /// number for each pair of a head, so half of its width. Pairs with a frequency other than 0 are multiplied by `amplitude`.
+    ///
+    /// # Panics
+    /// There are no frequencies, and `amplitude` is not 1.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,

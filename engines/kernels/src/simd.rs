@@ -69,7 +69,7 @@ pub(super) fn level() -> Level {
 /// Limits the instructions of this process's kernels. Returns `false` if others are in use already.
 ///
 /// # Errors
-/// This processor lacks the instructions. The message is for who chose them.
+/// This processor lacks the instructions. The message is for the person who chose them.
 pub fn choose_isa(isa: IsaChoice) -> Result<bool, String> {
     let detected = detect();
     let chosen = match isa {

@@ -137,7 +137,7 @@ impl StepBatch {
         });
     }
 
-    /// Checks everything that the kernels rely on, so that they need no checks.
+    /// Checks everything that the kernels rely on: those on GPUs check nothing, and those of the CPU panic.
     pub(crate) fn check(&self, limits: BatchLimits) -> Result<(), BatchError> {
         let rows = self.tokens.len();
         if self.positions.len() != rows || self.slots.len() != rows {
