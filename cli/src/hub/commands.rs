@@ -200,7 +200,7 @@ mod tests {
             path: "/nowhere".into(),
         };
         let text = table(&[model]);
-        assert!(text.contains("`genset pull` as it was written"), "{text}");
+        assert!(text.contains("the same `genset pull` continues"), "{text}");
         assert!(text.contains("`genset rm org/m-GGUF`"), "{text}");
     }
 

@@ -344,7 +344,7 @@ async fn what_cannot_be_run_is_refused_by_name() {
         ),
         (
             &["run", "--engine", "sample", "--about", "commit"],
-            "is not like commit=4f2c",
+            "must be NAME=VALUE, such as commit=4f2c",
         ),
         (&["run", "--endpoint", "dyn://a.b.c.d"], "--endpoint"),
         (&["run", "--engine-cmd", "python 'open"], "--engine-cmd"),
