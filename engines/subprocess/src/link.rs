@@ -232,7 +232,7 @@ impl Link {
             | FrameKind::Cancel
             | FrameKind::Credit
             | FrameKind::Auth => Err(ChildFailure::protocol(format!(
-                "it sent a {kind:?} frame, which only the worker may send"
+                "it sent a {kind:?} frame, which an engine's process may not send after its Hello"
             ))),
         }
     }

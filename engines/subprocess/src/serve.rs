@@ -273,7 +273,7 @@ impl Child {
             | FrameKind::Error
             | FrameKind::Auth => {
                 let what = format!(
-                    "a {:?} frame, which only an engine's process may send",
+                    "a {:?} frame, which the worker may not send after its Hello",
                     frame.kind
                 );
                 return Err(ServeError::Protocol { what });
