@@ -408,7 +408,7 @@ impl BatchStore {
     fn remove_batches(&self, ids: Vec<String>) {
         for id in ids {
             if let Err(error) = fs::remove_file(self.batch_record(&id)) {
-                tracing::warn!(%error, batch = id, "an expired batch cannot be removed from the disk");
+                tracing::warn!(%error, batch = id, "a batch that is no longer kept cannot be removed from the disk");
             }
         }
     }
