@@ -1,8 +1,8 @@
 // The part of CUDA's C++ that the kernels use, for the host, so that the kernels' source can be tested without a GPU.
 //
-// A block's threads are fibers of the calling thread, whose blocks run one after the other. At every barrier and shuffle the next
-// fiber is chosen at random, to expose results that depend on an unspecified order. Threads that wait at different places are
-// detected. Invalid memory accesses, the GPU's rounding of functions such as cosf, and speed are not emulated.
+// A block's threads are fibers of the thread that calls, and the blocks of a call run one after the other. At every barrier and
+// shuffle the next fiber is chosen at random, to expose results that depend on an unspecified order. Threads that wait at
+// different places are detected. Invalid memory accesses, the GPU's rounding of functions such as cosf, and speed are not emulated.
 #pragma once
 
 #include <algorithm>

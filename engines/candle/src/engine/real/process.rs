@@ -56,9 +56,7 @@ pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
 pub(crate) fn set_activation_bits(bits: ActivationBits, is_cpu: bool) -> Result<(), EngineError> {
     let refused = |problem| Err(EngineError::invalid_argument("--activation-bits", problem));
     if bits != ActivationBits::default() && !is_cpu {
-        return refused(
-            "it has no effect on a GPU, which does not round activations; leave the flag out",
-        );
+        return refused("it has no effect on a GPU; leave the flag out");
     }
     if bits != ActivationBits::default() && quantized_kernels().is_none() {
         return refused(
