@@ -24,8 +24,8 @@ const MAX_BUCKETS: usize = 128;
 /// The most bytes of a series' name, labels and help together; a longer one is dropped with a warning.
 const MAX_TEXT_BYTES: usize = 4 << 10;
 /// The warning, given once: a process publishes its series repeatedly.
-const OVER_LIMIT: &str = "this series is dropped, as all others over a limit: 4096 series, and 4 KiB for the name, the labels and \
-                          the help of each";
+const OVER_LIMIT: &str = "this series is dropped, as are all others over a limit: 4096 series, and 4 KiB for the name, the labels \
+                          and the help of each";
 
 /// The current value of one series.
 #[derive(Debug, Clone, Deserialize)]
