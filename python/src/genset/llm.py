@@ -136,7 +136,7 @@ async def register_llm(
         raise InvalidArgument("only Chat and Completion go together: one handler reads tokens or bodies", field="model_type")
     _check_values(given)
     if resume and model_type is not ModelType.Backend:
-        raise InvalidArgument("only answers of tokens, of a ModelType.Backend, go on at another instance", field="resume")
+        raise InvalidArgument("only answers of tokens, of a ModelType.Backend, continue on another worker", field="resume")
     _check(model_type, role, media, priority, vocab_size, idle_timeout)
     runtime = endpoint.runtime
     if any(service.name == endpoint.name for service in runtime._services):
