@@ -206,7 +206,10 @@ async fn models_are_listed_and_deleted() {
         removed.stdout.starts_with("deleted org/tiny, "),
         "{removed:?}"
     );
-    assert!(removed.stderr.contains("there is org/tiny"), "{removed:?}");
+    assert!(
+        removed.stderr.contains("the cache has org/tiny"),
+        "{removed:?}"
+    );
     let listed = ended(&["list"], &cache).await;
     assert!(listed.stdout.contains("genset pull ORG/NAME"), "{listed:?}");
 }

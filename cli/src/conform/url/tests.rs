@@ -4,7 +4,7 @@ use std::future::pending;
 
 use futures_util::StreamExt as _;
 use genset_backend_common::request::ChatInput;
-use tokio::io::{AsyncWriteExt as _, copy, sink};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy, sink};
 use tokio::net::TcpListener;
 
 use super::*;
@@ -91,7 +91,10 @@ async fn served<T>(replies: &[String], ask: impl AsyncFnOnce(String) -> T) -> T 
     let serve = async {
         for reply in replies {
             let (mut peer, _) = listener.accept().await.unwrap();
-            peer.readable().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(peer.read_u8().await.unwrap());
+            }
             peer.write_all(reply.as_bytes()).await.unwrap();
             peer.shutdown().await.unwrap();
             // If the rest of the request were not read, the connection would be reset.
