@@ -167,7 +167,14 @@ impl Shape {
 
 impl<T: KvNumber> TypedKv<T> {
     fn try_new(shape: Shape, num_blocks: usize) -> io::Result<Self> {
-        let len = (shape.num_layers * shape.layer_len()).checked_mul(num_blocks);
+        let Shape {
+            num_layers,
+            num_heads,
+            head_dim,
+            block_size,
+        } = shape;
+        let factors = [num_layers, num_heads, 2, head_dim, block_size];
+        let len = factors.into_iter().try_fold(num_blocks, usize::checked_mul);
         Ok(Self {
             numbers: Numbers::zeroed(len.ok_or(io::ErrorKind::OutOfMemory)?)?,
             shape,
@@ -270,5 +277,21 @@ impl<T: KvNumber> TypedLayer<'_, T> {
 
     fn values_start(&self, block: usize, head: usize) -> usize {
         self.keys_start(block, head) + self.shape.head_len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_larger_than_the_addresses_is_out_of_memory() {
+        let shape = KvShape {
+            num_layers: 2,
+            num_heads: 1 << 40,
+            head_dim: 1 << 40,
+        };
+        let refused = HostKv::try_new(KvNumbers::F16, shape, 1, 16).map(|_| ());
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
     }
 }

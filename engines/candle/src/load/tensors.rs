@@ -231,7 +231,7 @@ pub(crate) fn read_floats(dtype: WeightType, bytes: &[u8], into: &mut [f32]) {
         }
         return;
     }
-    /// Numbers that are copied at a time, because `half` converts aligned ones alone by vector instructions.
+    /// Numbers that are copied at a time: `half` converts aligned slices.
     const PART: usize = 512;
     let mut aligned = [0u16; PART];
     let (pairs, _) = bytes.as_chunks::<2>();
