@@ -98,11 +98,18 @@ fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig)
 
 /// The engine of `process`, run as the flags say.
 fn supervised(process: SubprocessConfig, config: &RunConfig) -> SubprocessEngine {
+    SubprocessEngine::new(with_flags(process, config))
+}
+
+/// `process` with the flags of every engine in its own process. The worker's limit of a start is the process's too: a shorter one
+/// could not be raised.
+pub(crate) fn with_flags(process: SubprocessConfig, config: &RunConfig) -> SubprocessConfig {
     let args = &config.engine_args;
     let mut process = process.with_restarts(args.engine_restarts);
     process.inherited_env = args.engine_env.clone();
     process.log_limit = args.log_limit();
-    SubprocessEngine::new(process)
+    process.start_timeout = config.worker.start_timeout;
+    process
 }
 
 /// The process that a command line starts.

@@ -85,6 +85,19 @@ fn words_come_in_any_order_and_have_defaults() {
 }
 
 #[test]
+fn an_engines_process_has_the_workers_time_to_start() {
+    for (words, expected) in [
+        (&["out=cmd:x"][..], 3600),
+        (&["out=cmd:x", "--start-timeout=7200"], 7200),
+    ] {
+        let config = parse_words(words).unwrap();
+        let process = genset_engine_subprocess::SubprocessConfig::new("x");
+        let process = crate::engine::with_flags(process, &config);
+        assert_eq!(process.start_timeout, Duration::from_secs(expected));
+    }
+}
+
+#[test]
 fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
     let config = parse_words(&["in=dyn://llama", "out=sample"]).unwrap();
     assert_eq!(config.name.to_string(), "llama.backend.generate");
