@@ -362,8 +362,11 @@ async fn systemd_starts_what_this_binary_takes_and_waits_for_its_end() {
         assert_eq!(setting(&settings, "discovery-path"), directory);
         if value("ExecStart").contains("in=dyn") {
             let cache = value("CacheDirectory");
-            let home = format!("HF_HOME=%C/{cache}/huggingface");
-            assert_eq!(value("Environment"), home, "{}", path.display());
+            let homes = format!("HOME=%C/{cache} HF_HOME=%C/{cache}/huggingface");
+            assert_eq!(value("Environment"), homes, "{}", path.display());
+            // The operator's files choose both: they could not change what the unit says.
+            assert_eq!(settings["out"]["source"], "default");
+            assert_eq!(settings["model"]["source"], "unset");
         }
     }
 }
