@@ -367,6 +367,13 @@ async fn systemd_starts_what_this_binary_takes_and_waits_for_its_end() {
             // The operator's files choose both: they could not change what the unit says.
             assert_eq!(settings["out"]["source"], "default");
             assert_eq!(settings["model"]["source"], "unset");
+        } else {
+            let guide = std::fs::read_to_string(repository("docs/guide/other-apis.md")).unwrap();
+            let folder = format!(
+                "--batch-folder /var/lib/{}/batches",
+                value("StateDirectory")
+            );
+            assert!(guide.contains(&folder), "{folder}");
         }
     }
 }
