@@ -459,13 +459,26 @@ async fn the_image_for_python_has_the_wheel_and_what_genset_deploy_starts() {
     };
     let settings = start.settings().await;
     assert_eq!(setting(&settings, "http-port").to_string(), ports[0]);
-    // The image's user, which is not root, owns the folder on which the manifests mount a cache of models.
+}
+
+/// The user of the images, which is not root, owns the folder on which a cache of models is mounted.
+#[test]
+fn both_images_have_a_place_for_models_of_the_hub() {
+    let deploy = std::fs::read_to_string(repository("python/src/genset/deploy.py")).unwrap();
     let user = of_python(&deploy, "IMAGE_USER");
-    assert_eq!(line("USER "), format!("{user}:{user}"));
-    assert!(text.contains(&format!("useradd --system --uid {user} ")));
     let cache = of_python(&deploy, "MODEL_CACHE");
-    assert_eq!(Some(line("ENV HF_HOME=")), cache.as_str());
-    assert!(text.contains("install --directory --owner=genset --group=genset \"$HF_HOME\""));
+    let parts = [
+        format!("\nUSER {user}:{user}\n"),
+        format!("\nENV HF_HOME={}\n", string(&cache)),
+        format!("useradd --system --uid {user} --user-group --create-home "),
+        "install --directory --owner=genset --group=genset \"$HF_HOME\"".to_owned(),
+    ];
+    for file in ["deploy/Dockerfile", "deploy/Dockerfile.python"] {
+        let text = std::fs::read_to_string(repository(file)).unwrap();
+        for part in &parts {
+            assert!(text.contains(part), "{file}: no {part:?}");
+        }
+    }
 }
 
 /// Our metrics in a query, by their documented names.
