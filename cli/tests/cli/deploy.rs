@@ -251,6 +251,19 @@ fn every_manifest_is_part_of_the_whole_and_has_a_name() {
     }
 }
 
+/// kubectl ends a text in braces at a question mark, unless it is quoted; the parser of these tests does not.
+#[test]
+fn texts_in_braces_that_have_a_question_mark_are_quoted() {
+    for path in files("deploy/kubernetes", "yaml") {
+        let manifest = std::fs::read_to_string(&path).unwrap();
+        for line in manifest.lines().filter(|line| line.contains('{')) {
+            let mut unquoted = line.split('"').step_by(2);
+            let is_whole = unquoted.all(|part| !part.contains('?'));
+            assert!(is_whole, "{}: {line}", path.display());
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_addresses_of_the_config_map_are_services_that_exist() {
     let services = of_kind(&["Service"]);
