@@ -42,6 +42,19 @@ def test_a_conversation_goes_on(client):
         client.responses.retrieve(first.id)
 
 
+def test_an_item_of_an_answer_is_given_by_its_id(client):
+    first = client.responses.create(model="tiny-chat", input="Hello there", max_output_tokens=8)
+    question, further = {"role": "user", "content": "Hello there"}, {"role": "user", "content": "And now?"}
+
+    def input_tokens(answer):
+        conversation = [question, answer, further]
+        response = client.responses.create(model="tiny-chat", input=conversation, max_output_tokens=1)
+        return response.usage.input_tokens
+
+    whole = {"role": "assistant", "content": first.output_text}
+    assert input_tokens({"type": "item_reference", "id": first.output[0].id}) == input_tokens(whole)
+
+
 def test_what_is_not_there_is_refused_by_name(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="tiny-chat", input="Hi", background=True)

@@ -16,6 +16,7 @@ mod store;
 mod stream;
 
 pub use error::param_name;
+pub use input::FindItem;
 pub use item::{Item, Shown, Speaker};
 pub(crate) use item_json::ItemJson;
 pub use output::Output;

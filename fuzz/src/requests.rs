@@ -58,8 +58,8 @@ pub fn messages(body: &[u8]) {
 
 /// `/v1/responses` and `/v1/responses/input_tokens`.
 pub fn responses(body: &[u8]) {
-    judged(ResponsesRequest::parse(body));
-    judged(ResponsesRequest::parse_to_count(body));
+    judged(ResponsesRequest::parse(body, &|_| None));
+    judged(ResponsesRequest::parse_to_count(body, &|_| None));
 }
 
 /// `/tokenize` and `/detokenize`.

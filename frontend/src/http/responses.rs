@@ -35,7 +35,9 @@ use crate::responses::{
 };
 
 pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
-    let request = call.parse(|body, _| ResponsesRequest::parse(body)).await?;
+    let find = finder(call);
+    let parse = move |body: JsonBody<'_>, _: &ParamLimits| ResponsesRequest::parse(body, &find);
+    let request = call.parse(parse).await?;
     let asked = Asked::new(call, request)?;
     let (asked, chat) = asked.chat(call, 0).await?;
     let name = chat.params.model.clone();
@@ -47,12 +49,12 @@ pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
         history,
         mut held,
     } = asked;
-    let items = history.iter().map(Arc::as_ref).chain(&request.input);
+    let items = history.iter().chain(&request.input).map(Arc::as_ref);
     let room = call.app.responses.room_behind(items);
     let store_bytes = room.filter(|_| request.store);
     let repeated = request.repeated.bytes_with_copies();
-    let new: usize = request.input.iter().map(Item::bytes).sum();
-    let conversation = store_bytes.map_or(0, |_| new + bytes_of(&history));
+    let conversation = bytes_of(&request.input) + bytes_of(&history);
+    let conversation = store_bytes.map_or(0, |_| conversation);
     held.resize(repeated.saturating_add(conversation))?;
     let mut head = ResponseHead {
         id: new_id("resp_"),
@@ -62,9 +64,7 @@ pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
         explanation: None,
         repeated: Arc::new(request.repeated),
     };
-    let input = history
-        .into_iter()
-        .chain(request.input.into_iter().map(Arc::new));
+    let input = history.into_iter().chain(request.input);
     let keeper = Keeper {
         store: Arc::clone(&call.app.responses),
         owner: call.caller.name().map(str::to_owned),
@@ -103,9 +103,10 @@ pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
 
 /// Counts the prompt tokens that a response would have.
 pub(super) async fn input_tokens(call: &mut Call) -> Result<Reply, ApiError> {
-    let request = call
-        .parse(|body, _| ResponsesRequest::parse_to_count(body))
-        .await?;
+    let find = finder(call);
+    let parse =
+        move |body: JsonBody<'_>, _: &ParamLimits| ResponsesRequest::parse_to_count(body, &find);
+    let request = call.parse(parse).await?;
     let asked = Asked::new(call, request)?;
     let (asked, chat) = asked.chat(call, 0).await?;
     let name = &chat.params.model;
@@ -116,6 +117,13 @@ pub(super) async fn input_tokens(call: &mut Call) -> Result<Reply, ApiError> {
     call.guard.account().charge_counted(tokens.len());
     let count = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
     Ok(Reply::Json(count.to_string()))
+}
+
+/// Finds items of the caller's stored responses.
+fn finder(call: &Call) -> impl Fn(&str) -> Option<Arc<Item>> + Send + use<> {
+    let store = Arc::clone(&call.app.responses);
+    let owner = call.caller.name().map(str::to_owned);
+    move |id| store.item(id, owner.as_deref())
 }
 
 /// The part of the context kept free for the answer when a conversation is truncated: one in this many, unless the request sets
@@ -155,7 +163,7 @@ impl Asked {
         call: &mut Call,
         skipped: usize,
     ) -> Result<(Self, ChatRequest), ApiError> {
-        let history_bytes = bytes_of(&self.history);
+        let history_bytes = bytes_of(&self.history) + self.request.found_bytes();
         // Without skipped items, the chat is made of what was parsed with the body, whose memory is already held.
         let read_bytes = if skipped > 0 { self.request.bytes() } else { 0 };
         call.guard.memory().grow(history_bytes + read_bytes)?;

@@ -1,28 +1,46 @@
 //! The `input` of a request as items.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::item::{Item, Shown, Speaker, new_id};
 use crate::block::Block;
-use crate::error::ApiError;
+use crate::error::{ApiError, shown};
 use crate::openai::check_shown;
 
-/// Parses `input`: a text, which is a user message, or a list of items.
+/// Finds an item of a stored response's answer by its id.
+pub type FindItem<'a> = &'a dyn Fn(&str) -> Option<Arc<Item>>;
+
+/// The items of a request.
+#[derive(Debug, Default)]
+pub(super) struct InputItems {
+    pub(super) items: Vec<Arc<Item>>,
+    /// The memory of the items that were found by their ids, in bytes.
+    pub(super) found_bytes: usize,
+}
+
+/// Parses `input`: a text, which is a user message, or a list of items. `find` finds those that are given by their ids.
 ///
 /// # Errors
 /// A 400 that names the item and its field.
-pub(super) fn read_input(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
+pub(super) fn read_input(input: Option<Value>, find: FindItem<'_>) -> Result<InputItems, ApiError> {
+    let mut read = InputItems::default();
     match input {
-        Some(Value::String(text)) => Ok(vec![Item::Message {
-            id: new_id("msg"),
-            speaker: Speaker::User,
-            parts: vec![text],
-            shown: Vec::new(),
-        }]),
+        Some(Value::String(text)) => {
+            read.items.push(Arc::new(Item::Message {
+                id: new_id("msg"),
+                speaker: Speaker::User,
+                parts: vec![text],
+                shown: Vec::new(),
+            }));
+            Ok(read)
+        }
         Some(Value::Array(items)) if !items.is_empty() => {
-            let items = items.into_iter().enumerate();
-            let items = items.map(|(index, item)| read_item(format!("input[{index}]"), item));
-            items.collect()
+            for (index, item) in items.into_iter().enumerate() {
+                read.add(format!("input[{index}]"), item, find)?;
+            }
+            Ok(read)
         }
         Some(Value::Array(_)) => Err(ApiError::invalid("input", "must hold at least one item")),
         Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => Err(
@@ -32,24 +50,47 @@ pub(super) fn read_input(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
     }
 }
 
-fn read_item(at: String, item: Value) -> Result<Item, ApiError> {
-    let mut item = Block::new(at, item)?;
-    // A message may omit its type.
-    let kind = item.string("type")?;
-    let read = match kind.as_deref() {
-        None | Some("message") => read_message,
-        Some("function_call") => read_call,
-        Some("function_call_output") => read_call_output,
-        Some("reasoning") => read_reasoning,
-        Some(other) => {
-            let why = format!(
-                "items of type {other:?} are not available, only \"message\", \"function_call\", \
-                 \"function_call_output\" and \"reasoning\""
-            );
-            return Err(ApiError::unsupported(item.path("type"), why));
-        }
-    };
-    read(item)
+impl InputItems {
+    fn add(&mut self, at: String, item: Value, find: FindItem<'_>) -> Result<(), ApiError> {
+        let mut item = Block::new(at, item)?;
+        // A message may omit its type.
+        let kind = item.string("type")?;
+        let read = match kind.as_deref() {
+            None | Some("message") => read_message,
+            Some("function_call") => read_call,
+            Some("function_call_output") => read_call_output,
+            Some("reasoning") => read_reasoning,
+            Some("item_reference") => {
+                let found = read_reference(item, find)?;
+                self.found_bytes += found.bytes();
+                self.items.push(found);
+                return Ok(());
+            }
+            Some(other) => {
+                let why = format!(
+                    "items of type {other:?} are not available, only \"message\", \"function_call\", \
+                     \"function_call_output\", \"reasoning\" and \"item_reference\""
+                );
+                return Err(ApiError::unsupported(item.path("type"), why));
+            }
+        };
+        self.items.push(Arc::new(read(item)?));
+        Ok(())
+    }
+}
+
+/// The item that a reference names.
+fn read_reference(mut item: Block, find: FindItem<'_>) -> Result<Arc<Item>, ApiError> {
+    let id = item.required_string("id")?;
+    let at = item.path("id");
+    item.finish(&[])?;
+    find(&id).ok_or_else(|| {
+        let id = shown(&id);
+        let problem = format!(
+            "no response that this server keeps has the item '{id}'; send the item itself instead"
+        );
+        ApiError::invalid(at, problem)
+    })
 }
 
 /// The item's own id, or a new one.

@@ -5,7 +5,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::item::{Item, Speaker, new_id};
 use super::item_json::ItemJson;
-use super::store::kept_bytes;
+use super::store::kept_output_bytes;
 use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 use crate::openai::chat_token;
@@ -176,7 +176,7 @@ impl Output {
 
     /// The size of its items in a store.
     pub(super) fn kept_bytes(&self) -> usize {
-        kept_bytes(self.items.iter().map(|made| &made.item))
+        kept_output_bytes(self.items.iter().map(|made| &made.item))
     }
 
     /// Returns the items.

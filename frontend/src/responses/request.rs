@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::input::read_input;
+use super::input::{FindItem, InputItems, read_input};
 use super::item::{Item, Speaker};
 use super::response::Repeated;
 use crate::block::Block;
@@ -84,7 +84,9 @@ pub struct ResponsesRequest {
     /// Whether it is streamed.
     pub is_stream: bool,
     /// The new items.
-    pub input: Vec<Item>,
+    pub input: Vec<Arc<Item>>,
+    /// The memory of the new items that are not in the body, in bytes.
+    found_bytes: usize,
     /// The fields that the response repeats.
     pub repeated: Repeated,
     /// Whether a conversation that is too long is truncated at its beginning.
@@ -96,17 +98,21 @@ pub struct ResponsesRequest {
 }
 
 impl ResponsesRequest {
-    /// Parses a request body.
+    /// Parses a request body. `find` finds the items that are given by their ids.
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse<'a>(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
+    pub fn parse<'a>(body: impl Into<JsonBody<'a>>, find: FindItem<'_>) -> Result<Self, ApiError> {
         let fields = Fields::parse(body)?;
         let repeated = Repeated::copy_of(&fields)?;
-        Self::read(fields, repeated)
+        Self::read(fields, repeated, find)
     }
 
-    fn read(mut fields: Fields<'_>, mut repeated: Repeated) -> Result<Self, ApiError> {
+    fn read(
+        mut fields: Fields<'_>,
+        mut repeated: Repeated,
+        find: FindItem<'_>,
+    ) -> Result<Self, ApiError> {
         let mut chat = Map::new();
         for name in SAME {
             fields.hand_on(name, &mut chat, name)?;
@@ -123,11 +129,15 @@ impl ResponsesRequest {
         for (name, neutral) in refused() {
             fields.refuse(name, &neutral, "it is not available")?;
         }
+        let previous_response_id = fields.string("previous_response_id")?;
+        let store = fields.bool("store")?.unwrap_or(true);
+        let InputItems { items, found_bytes } = read_input(fields.take("input")?, find)?;
         let mut request = Self {
-            previous_response_id: fields.string("previous_response_id")?,
-            store: fields.bool("store")?.unwrap_or(true),
+            previous_response_id,
+            store,
             is_stream,
-            input: read_input(fields.take("input")?)?,
+            input: items,
+            found_bytes,
             repeated,
             truncates: read_truncation(&mut fields)?,
             hints: Hints::default(),
@@ -143,11 +153,14 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// A 400 that names the field.
-    pub fn parse_to_count<'a>(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
+    pub fn parse_to_count<'a>(
+        body: impl Into<JsonBody<'a>>,
+        find: FindItem<'_>,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         fields.refuse("personality", &[], "it is not available")?;
         fields.refuse_all_but(&COUNTED)?;
-        Self::read(fields, Repeated::default())
+        Self::read(fields, Repeated::default(), find)
     }
 
     /// Returns the chat request: the items in `history`, then its own input, without the first `skipped` items; system
@@ -188,9 +201,14 @@ impl ResponsesRequest {
     /// Its approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let chat: usize = self.chat.values().map(value_bytes).sum();
-        let input: usize = self.input.iter().map(Item::bytes).sum();
+        let input: usize = self.input.iter().map(|item| item.bytes()).sum();
         let instructions = self.instructions.as_ref().map_or(0, String::len);
         self.repeated.bytes() + input + chat + instructions
+    }
+
+    /// The memory of its items that are not in its body, in bytes.
+    pub(crate) fn found_bytes(&self) -> usize {
+        self.found_bytes
     }
 
     /// The numbers of first items that a conversation may drop, in ascending order: the rest must begin with a user message.
@@ -201,7 +219,7 @@ impl ResponsesRequest {
     }
 
     fn conversation<'a>(&'a self, history: &'a [Arc<Item>]) -> impl Iterator<Item = &'a Item> {
-        history.iter().map(Arc::as_ref).chain(&self.input)
+        history.iter().chain(&self.input).map(Arc::as_ref)
     }
 }
 

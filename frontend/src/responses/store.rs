@@ -24,19 +24,33 @@ impl Stored {
     /// The conversation up to and including its output.
     #[must_use]
     pub fn conversation(&self) -> Vec<Arc<Item>> {
-        self.input.iter().chain(&self.output).cloned().collect()
+        self.items().cloned().collect()
+    }
+
+    fn items(&self) -> impl Iterator<Item = &Arc<Item>> {
+        self.input.iter().chain(&self.output)
     }
 
     /// Its size: its whole conversation, although parts may be shared with others.
     fn bytes(&self) -> usize {
-        let items = self.input.iter().chain(&self.output);
-        kept_bytes(items.map(Arc::as_ref)) + self.response.len()
+        let input = kept_bytes(self.input.iter().map(Arc::as_ref));
+        let output = kept_output_bytes(self.output.iter().map(Arc::as_ref));
+        input + output + self.response.len()
     }
 }
 
 /// The size of items.
-pub(super) fn kept_bytes<'a>(items: impl Iterator<Item = &'a Item>) -> usize {
+fn kept_bytes<'a>(items: impl Iterator<Item = &'a Item>) -> usize {
     let items = items.map(|item| item.bytes() + size_of::<Arc<Item>>());
+    items.sum()
+}
+
+/// The size of an answer's items, which are also found by their ids.
+pub(super) fn kept_output_bytes<'a>(items: impl Iterator<Item = &'a Item>) -> usize {
+    let items = items.map(|item| {
+        let found = item.id().len() + size_of::<(String, AnswerItem)>();
+        kept_bytes(std::iter::once(item)) + found
+    });
     items.sum()
 }
 
@@ -62,6 +76,16 @@ struct Owned {
     /// Ids, oldest first.
     order: VecDeque<String>,
     bytes: usize,
+    /// The items of their answers by id, for requests that name them.
+    items: HashMap<String, AnswerItem>,
+}
+
+/// An item of an answer.
+#[derive(Debug)]
+struct AnswerItem {
+    item: Arc<Item>,
+    /// How often stored conversations have it: it is found as long as one does.
+    uses: usize,
 }
 
 impl ResponseStore {
@@ -111,6 +135,15 @@ impl ResponseStore {
         (stored.owner.as_deref() == owner).then(|| Arc::clone(stored))
     }
 
+    /// The item of this id, if an answer to `owner` had it and a stored conversation still has it.
+    #[must_use]
+    pub fn item(&self, id: &str, owner: Option<&str>) -> Option<Arc<Item>> {
+        let owner = owner.map(str::to_owned);
+        let kept = self.kept.lock();
+        let found = kept.by_owner.get(&owner)?.items.get(id)?;
+        Some(Arc::clone(&found.item))
+    }
+
     /// Removes a response. Returns whether it existed.
     pub fn delete(&self, id: &str, owner: Option<&str>) -> bool {
         if self.get(id, owner).is_none() {
@@ -120,11 +153,45 @@ impl ResponseStore {
     }
 }
 
+impl Owned {
+    fn add_items(&mut self, stored: &Stored) {
+        for item in &stored.output {
+            let item = Arc::clone(item);
+            let id = item.id().to_owned();
+            self.items.insert(id, AnswerItem { item, uses: 0 });
+        }
+        for item in stored.items() {
+            if let Some(known) = self.known(item) {
+                known.uses += 1;
+            }
+        }
+    }
+
+    fn remove_items(&mut self, stored: &Stored) {
+        for item in stored.items() {
+            let Some(known) = self.known(item) else {
+                continue;
+            };
+            known.uses -= 1;
+            if known.uses == 0 {
+                self.items.remove(item.id());
+            }
+        }
+    }
+
+    /// The entry of this very item: a client may give an item of its own any id.
+    fn known(&mut self, item: &Arc<Item>) -> Option<&mut AnswerItem> {
+        let known = self.items.get_mut(item.id());
+        known.filter(|known| Arc::ptr_eq(&known.item, item))
+    }
+}
+
 impl Kept {
     fn add(&mut self, id: String, stored: Stored, bytes: usize) {
         let owned = self.by_owner.entry(stored.owner.clone()).or_default();
         owned.order.push_back(id.clone());
         owned.bytes += bytes;
+        owned.add_items(&stored);
         self.bytes += bytes;
         self.by_id.insert(id, (Arc::new(stored), bytes));
     }
@@ -146,6 +213,7 @@ impl Kept {
         if let Some(owned) = self.by_owner.get_mut(&stored.owner) {
             owned.bytes -= bytes;
             owned.order.retain(|other| other != id);
+            owned.remove_items(&stored);
             if owned.order.is_empty() {
                 self.by_owner.remove(&stored.owner);
             }
@@ -159,17 +227,20 @@ mod tests {
     use super::*;
     use crate::responses::item::Speaker;
 
-    fn put(store: &ResponseStore, id: &str, owner: &str, text_bytes: usize) {
-        let said = Item::Message {
+    fn said(id: &str, text_bytes: usize) -> Arc<Item> {
+        Arc::new(Item::Message {
             id: id.into(),
             speaker: Speaker::User,
             parts: vec!["a".repeat(text_bytes)],
             shown: Vec::new(),
-        };
+        })
+    }
+
+    fn put(store: &ResponseStore, id: &str, owner: &str, text_bytes: usize) {
         let stored = Stored {
             owner: Some(owner.into()),
             response: String::new(),
-            input: vec![Arc::new(said)],
+            input: vec![said(id, text_bytes)],
             output: Vec::new(),
         };
         store.put(id.into(), stored);
@@ -211,6 +282,36 @@ mod tests {
         put(&store, "too large", "a", 100_000);
         assert!(store.get("too large", Some("a")).is_none());
         assert!(store.get("a19", Some("a")).is_some());
+    }
+
+    #[test]
+    fn an_item_of_an_answer_is_found_while_a_conversation_has_it() {
+        let store = ResponseStore::new(1, usize::MAX);
+        let put = |id: &str, input: Vec<Arc<Item>>, output: &Arc<Item>| {
+            let stored = Stored {
+                owner: Some("a".into()),
+                response: String::new(),
+                input,
+                output: vec![Arc::clone(output)],
+            };
+            store.put(id.into(), stored);
+        };
+        let found = |owner: &str| {
+            let ids = ["m1", "m2", "m3"].into_iter();
+            ids.filter(|id| store.item(id, Some(owner)).is_some())
+                .collect::<Vec<_>>()
+        };
+        let [first, second, third] = ["m1", "m2", "m3"].map(|id| said(id, 1));
+        put("r1", Vec::new(), &first);
+        put("r2", vec![Arc::clone(&first)], &second);
+        assert!(store.get("r1", Some("a")).is_none());
+        assert_eq!(found("a"), ["m1", "m2"]);
+        assert!(found("b").is_empty() && store.item("m1", None).is_none());
+        // A client's own item does not count, whatever its id.
+        put("r3", vec![said("m1", 9), Arc::clone(&second)], &third);
+        assert_eq!(found("a"), ["m2", "m3"]);
+        assert!(store.delete("r3", Some("a")));
+        assert!(found("a").is_empty());
     }
 
     #[test]

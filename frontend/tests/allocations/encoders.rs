@@ -46,7 +46,7 @@ fn messages() -> Write {
 
 fn response_encoder() -> responses::ResponseEncoder {
     let body = json!({"model": "tiny", "input": "Hi"}).to_string();
-    let request = responses::ResponsesRequest::parse(body.as_bytes()).unwrap();
+    let request = responses::ResponsesRequest::parse(body.as_bytes(), &|_| None).unwrap();
     responses::ResponseEncoder::new(responses::ResponseHead {
         id: format!("resp_{:032x}", u128::MAX),
         created: 1_700_000_000,

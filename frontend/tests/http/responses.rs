@@ -2,6 +2,7 @@
 
 mod held;
 mod long;
+mod references;
 
 use genset_backend_common::{EngineError, ErrorKind};
 use serde_json::{Map, Value, json};
@@ -299,12 +300,14 @@ async fn a_conversation_goes_on_from_a_response() {
     site.close().await;
 }
 
+/// A template that prints everything that reaches it.
+const SHOWS_ALL: &str = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|\
+    {% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments.city }};{% endfor %}]{% endfor %}";
+
 #[tokio::test]
 async fn calls_and_what_they_came_to_reach_the_template() {
     let engine = Script::tokens(encode(CALLS));
-    let template = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|\
-        {% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments.city }};{% endfor %}]{% endfor %}";
-    let worker = with_template(thinking_and_calling(), template);
+    let worker = with_template(thinking_and_calling(), SHOWS_ALL);
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     let first = asked("Weather?", json!({"tools": tools(), "stream": true}));
     let first = site.post(RESPONSES, &first).await;
@@ -400,8 +403,12 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
             "input[0].tpyo",
         ),
         (
-            item(json!({"type": "item_reference", "id": "x"})),
+            item(json!({"type": "web_search_call", "id": "x"})),
             "input[0].type",
+        ),
+        (
+            item(json!({"type": "item_reference", "id": "x"})),
+            "input[0].id",
         ),
         (
             item(json!({"type": "function_call", "name": "f", "arguments": "{}"})),
