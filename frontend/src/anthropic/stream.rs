@@ -130,11 +130,16 @@ impl MessageEncoder {
     }
 
     fn close(&mut self, out: &mut BytesMut) {
-        if self.open.take().is_some() {
-            let stop = json!({"type": "content_block_stop", "index": self.index});
-            put_event("content_block_stop", &stop, out);
-            self.index += 1;
+        let Some(kind) = self.open.take() else {
+            return;
+        };
+        if kind == BlockKind::Thinking {
+            // Empty, but clients drop streamed reasoning without one from their next request.
+            self.put_delta("signature_delta", "signature", "", out);
         }
+        let stop = json!({"type": "content_block_stop", "index": self.index});
+        put_event("content_block_stop", &stop, out);
+        self.index += 1;
     }
 
     /// Writes a piece of the open block's text. Every token takes this path, so it builds no JSON value.

@@ -47,6 +47,9 @@ pub(crate) fn joined(response: &Response) -> Value {
                 let delta = &event["delta"];
                 let (kind, field) = match block["type"].as_str().expect("a type") {
                     "text" => ("text_delta", "text"),
+                    "thinking" if delta["type"] == "signature_delta" => {
+                        ("signature_delta", "signature")
+                    }
                     "thinking" => ("thinking_delta", "thinking"),
                     _ => ("input_json_delta", "partial_json"),
                 };
