@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use genset_backend_common::FinishReason;
-use genset_backend_common::output::Usage;
 use serde_json::{Map, Value, json};
 
-use crate::answer::AnswerEnd;
+use crate::answer::{AnswerEnd, Ending, TotalUsage};
 use crate::markup::{Delta, ToolCall};
 
 /// What every message and event of one request repeats.
@@ -32,7 +31,7 @@ impl MessageHead {
     }
 
     /// An empty message, for an answer that has just begun.
-    pub(super) fn begun(&self, usage: &Usage) -> Value {
+    pub(super) fn begun(&self, total: &TotalUsage) -> Value {
         json!({
             "id": self.id,
             "type": "message",
@@ -41,7 +40,7 @@ impl MessageHead {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": usage_json(usage),
+            "usage": usage_json(total),
         })
     }
 }
@@ -59,13 +58,15 @@ pub(super) fn stop_reason(end: &AnswerEnd, has_calls: bool) -> &'static str {
 }
 
 /// The `usage` object. Anthropic counts cached tokens separately from the rest of the input.
-pub(super) fn usage_json(usage: &Usage) -> Value {
+pub(super) fn usage_json(total: &TotalUsage) -> Value {
+    let usage = &total.usage;
     let cached = usage.cached_tokens.unwrap_or(0);
     json!({
         "input_tokens": usage.prompt_tokens.saturating_sub(cached),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": total.reasoning_tokens},
         "service_tier": "standard",
     })
 }
@@ -153,12 +154,10 @@ impl Block {
 
 /// A whole message with these blocks.
 #[must_use]
-pub fn message_json(head: &MessageHead, blocks: Blocks, end: &AnswerEnd, has_calls: bool) -> Value {
-    let mut usage = Usage::default();
-    end.add_to(&mut usage);
-    let mut response = head.begun(&usage);
+pub fn message_json(head: &MessageHead, blocks: Blocks, end: &AnswerEnd, ending: &Ending) -> Value {
+    let mut response = head.begun(&ending.total_usage(end));
     response["content"] = blocks.into_content().into();
-    response["stop_reason"] = stop_reason(end, has_calls).into();
+    response["stop_reason"] = stop_reason(end, ending.has_calls).into();
     response["stop_sequence"] = head.stop_sequence(end).into();
     response
 }

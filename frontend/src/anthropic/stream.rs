@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::error::error_json;
 use super::response::{MessageHead, stop_reason, usage_json};
-use crate::answer::AnswerEnd;
+use crate::answer::{AnswerEnd, Ending, TotalUsage};
 use crate::error::ApiError;
 use crate::markup::Delta;
 use crate::openai::put_json;
@@ -64,7 +64,11 @@ impl MessageEncoder {
             prompt_tokens,
             ..Usage::default()
         };
-        let message = self.head.begun(&usage);
+        let total = TotalUsage {
+            usage,
+            ..TotalUsage::default()
+        };
+        let message = self.head.begun(&total);
         let start = json!({"type": "message_start", "message": message});
         put_event("message_start", &start, out);
         put_event("ping", &json!({"type": "ping"}), out);
@@ -96,15 +100,13 @@ impl MessageEncoder {
     }
 
     /// Writes the last events.
-    pub fn finish(&mut self, end: &AnswerEnd, has_calls: bool, out: &mut BytesMut) {
+    pub fn finish(&mut self, end: &AnswerEnd, ending: &Ending, out: &mut BytesMut) {
         self.close(out);
-        let reason = stop_reason(end, has_calls);
-        let mut usage = Usage::default();
-        end.add_to(&mut usage);
+        let reason = stop_reason(end, ending.has_calls);
         let delta = json!({
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": self.head.stop_sequence(end)},
-            "usage": usage_json(&usage),
+            "usage": usage_json(&ending.total_usage(end)),
         });
         put_event("message_delta", &delta, out);
         put_event("message_stop", &json!({"type": "message_stop"}), out);

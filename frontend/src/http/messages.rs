@@ -75,7 +75,7 @@ pub(super) async fn messages(call: &mut Call) -> Result<Reply, ApiError> {
     let add = |delta: Delta<'_>, _: &[TokenLogprobs]| blocks.add(delta);
     let (end, ending) = answer.read_all(&mut memory, add).await?;
     let total = ending.total_usage(&end);
-    let message = message_json(&head, blocks, &end, ending.has_calls);
+    let message = message_json(&head, blocks, &end, &ending);
     call.guard.text();
     call.guard.add_usage(&total);
     Ok(Reply::Json(message.to_string()))
@@ -98,7 +98,7 @@ impl AnswerEvents for MessageEvents {
     }
 
     fn finish(mut self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut) {
-        self.encoder.finish(end, ending.has_calls, out);
+        self.encoder.finish(end, &ending, out);
     }
 
     fn fail(self, error: ApiError, out: &mut BytesMut) {
