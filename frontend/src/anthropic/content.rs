@@ -44,6 +44,9 @@ fn read_message(at: String, message: Value, turns: &mut Turns) -> Result<(), Api
     let mut message = Block::new(at, message)?;
     let role = message.required_string("role")?;
     let at = message.path("content");
+    if role == "system" {
+        return read_system(message, turns);
+    }
     let content = match message.take("content") {
         Some(Value::String(text)) => vec![json!({"type": "text", "text": text})],
         Some(Value::Array(blocks)) => blocks,
@@ -59,7 +62,7 @@ fn read_message(at: String, message: Value, turns: &mut Turns) -> Result<(), Api
         "user" => read_user_block,
         "assistant" => read_assistant_block,
         _ => {
-            let problem = "expected \"user\" or \"assistant\"; instructions go into 'system'";
+            let problem = format!("expected \"user\", \"assistant\" or \"system\", got {role:?}");
             return Err(ApiError::invalid(message.path("role"), problem));
         }
     };
@@ -68,6 +71,14 @@ fn read_message(at: String, message: Value, turns: &mut Turns) -> Result<(), Api
         read(Block::new(format!("{at}[{index}]"), block)?, turns)?;
     }
     Ok(())
+}
+
+/// Instructions from here on.
+fn read_system(mut message: Block, turns: &mut Turns) -> Result<(), ApiError> {
+    let at = message.path("content");
+    let content = message.take("content").unwrap_or_default();
+    turns.system(&text(&at, content)?);
+    message.finish(&[])
 }
 
 fn read_user_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {

@@ -231,6 +231,7 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
             {"type": "tool_result", "tool_use_id": "b", "content": "lost", "is_error": true},
             {"type": "text", "text": "And now?"},
         ]},
+        {"role": "system", "content": [{"type": "text", "text": "Be quick.", "cache_control": cached}]},
     ]);
     let system = json!([{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind.", "cache_control": cached}]);
     let further = json!({
@@ -243,7 +244,7 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
     let prompt = tokenizer().decode_all(request.tokens().expect("tokens"), false);
     let expected = "[system|Be brief.\n\nBe kind.|||][user|One.\n\nTwo.|||]\
         [assistant|I look.|Hm.||a get_weather Oslo;b get_weather Rome;]\
-        [tool|Rain.||a|][tool|Error: lost||b|][user|And now?|||]";
+        [tool|Rain.||a|][tool|Error: lost||b|][user|And now?|||][system|Be quick.|||]";
     assert_eq!(prompt.expect("they decode"), expected);
     assert_eq!(request.sampling.top_k, Some(3));
     assert_eq!(request.sampling.top_p, Some(0.5));
@@ -308,7 +309,15 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ("messages[0]", json!({"messages": ["a"]})),
         (
             "messages[0].role",
-            json!({"messages": [{"role": "system", "content": "a"}]}),
+            json!({"messages": [{"role": "tool", "content": "a"}]}),
+        ),
+        (
+            "messages[0].content",
+            json!({"messages": [{"role": "system"}]}),
+        ),
+        (
+            "messages[0].content[0].type",
+            json!({"messages": [{"role": "system", "content": [{"type": "image"}]}]}),
         ),
         (
             "messages[0].name",
