@@ -81,7 +81,6 @@ impl MessagesRequest {
         }
         let tiers = ["auto", "standard_only"];
         fields.hint("service_tier", &tiers, "this server has one tier")?;
-        fields.hint("speed", &["standard"], "this server has one speed")?;
         for name in REFUSED {
             fields.refuse(name, &[json!([])], "it is not available")?;
         }
@@ -102,13 +101,14 @@ impl MessagesRequest {
         Self::read(fields, chat, None, limits)
     }
 
-    /// Parses what both have: everything that determines the prompt.
+    /// Parses what both have: everything that determines the prompt, and hints.
     fn read(
         mut fields: Fields<'_>,
         mut chat: Map<String, Value>,
         max_tokens: Option<u32>,
         limits: &ParamLimits,
     ) -> Result<Self, ApiError> {
+        fields.hint("speed", &["standard"], "this server has one speed")?;
         let system = fields.take("system")?;
         let messages = fields.list("messages")?.unwrap_or_default();
         let (messages, media_at) = chat_messages(system, messages)?;

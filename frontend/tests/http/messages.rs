@@ -255,7 +255,9 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
 #[tokio::test]
 async fn counted_tokens_are_those_a_message_pays_for() {
     let site = Site::start(echo()).await;
-    let further = json!({"system": "Be brief."});
+    // What the official client's count takes besides.
+    let further =
+        json!({"system": "Be brief.", "speed": "fast", "cache_control": {"type": "ephemeral"}});
     let answer = site
         .post(MESSAGES, &message("Hello there", further.clone()))
         .await
