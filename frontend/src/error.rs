@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
 use genset_backend_common::{EngineError, ErrorKind, RequestField, request::NotResumable};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
 pub use param::{Param, ParamName};
+
+/// The header that keeps the official clients from sending a request again; otherwise they do so twice for every 5xx.
+pub(crate) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The most bytes of a client's name that a message or the log shows.
 const MAX_SHOWN_BYTES: usize = 200;
@@ -277,6 +280,10 @@ impl ApiError {
         if let Some(after) = self.retry_after {
             let seconds = after.as_secs().max(1);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::GATEWAY_TIMEOUT {
+            // The same request would take as long again.
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         response
     }

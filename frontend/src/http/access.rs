@@ -13,7 +13,7 @@ use super::messages;
 use super::metrics::IGNORED;
 use super::request_id::{ANTHROPIC_REQUEST_ID, REQUEST_ID, request_id};
 use crate::config::Origin;
-use crate::error::ApiError;
+use crate::error::{ApiError, SHOULD_RETRY};
 use crate::keys::Key;
 
 /// Who sent a request.
@@ -80,6 +80,7 @@ pub(super) fn cors(origins: &[Origin]) -> Option<CorsLayer> {
         ANTHROPIC_REQUEST_ID,
         IGNORED,
         header::RETRY_AFTER,
+        SHOULD_RETRY,
     ];
     let layer = CorsLayer::new()
         .allow_origin(origins)

@@ -159,7 +159,9 @@ async fn a_client_says_how_long_an_answer_is_of_use() {
         let body = chat("Hello", further).to_string();
         site.send(request("POST", CHAT, &headers, body)).await
     };
-    assert_eq!(send("0.2", json!({})).await.status, 504);
+    let late = send("0.2", json!({})).await;
+    assert_eq!(late.status, 504);
+    assert_eq!(late.header("x-should-retry"), Some("false"));
     let streamed = send("0.2", json!({"stream": true})).await;
     assert_eq!(streamed.status, 200);
     assert!(streamed.text().contains("deadline"), "{}", streamed.text());

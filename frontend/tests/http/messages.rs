@@ -474,8 +474,11 @@ async fn errors_have_anthropics_shape_and_types() {
         engine.refuse(Some(refusal));
         for stream in [false, true] {
             let body = message("Hello", json!({"stream": stream}));
-            let (got, got_kind, _) = error(&site.post(MESSAGES, &body).await);
+            let response = site.post(MESSAGES, &body).await;
+            let (got, got_kind, _) = error(&response);
             assert_eq!((got, got_kind.as_str()), (status, kind));
+            let retried = response.header("x-should-retry");
+            assert_eq!(retried, (status == 504).then_some("false"));
         }
     }
     engine.refuse(None);
