@@ -32,8 +32,8 @@ const USER_DEFINED: i64 = 4;
 /// end the fill-in-the-middle output of code models.
 ///
 /// # Source
-/// llama.cpp's end-of-generation tokens, as far as the supported models have them.
-const END_TOKENS: [&str; 11] = [
+/// llama.cpp's end-of-generation tokens, as far as the models whose tokenizers are read have them.
+const END_TOKENS: [&str; 13] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<end_of_turn>",
@@ -45,7 +45,16 @@ const END_TOKENS: [&str; 11] = [
     "<|fim_pad|>",
     "<|repo_name|>",
     "<|file_sep|>",
+    "<|return|>",
+    "<|call|>",
 ];
+
+/// The tokens that end an answer of gpt-oss. A vocabulary with both has [`MESSAGE_END`] after each message of an answer, so that
+/// one does not end it.
+const HARMONY_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
+
+/// Ends an answer of Phi, and only a message within an answer of gpt-oss.
+const MESSAGE_END: &str = "<|end|>";
 
 /// Added tokens of Phi-3 that do not consume the white space after them.
 const PHI3_WITHOUT_SPACE: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
@@ -231,6 +240,13 @@ impl<'a> Vocabulary<'a> {
             if !ids.contains(&id) {
                 ids.push(id);
             }
+        }
+        let is = |id: usize, text: &str| self.tokens.get(id).is_some_and(|token| token == text);
+        let is_harmony = HARMONY_ENDS
+            .into_iter()
+            .all(|end| ids.iter().any(|id| is(*id, end)));
+        if is_harmony {
+            ids.retain(|id| !is(*id, MESSAGE_END));
         }
         ids
     }

@@ -198,6 +198,32 @@ fn sentencepiece_vocabularies_become_tokenizers() {
 }
 
 #[test]
+fn a_message_within_an_answer_of_gpt_oss_does_not_end_it() {
+    let ends = |others: &[&str]| {
+        let known = ["a", "b", "ab", "<|endoftext|>", "<|end|>"];
+        let tokens = [known.as_slice(), others].concat();
+        let mut types = vec![1, 1, 1];
+        types.resize(tokens.len(), 3);
+        let files = made_for(
+            "gpt-oss",
+            vec![
+                ("ggml.model", text("gpt2")),
+                ("ggml.pre", text("gpt-4o")),
+                ("ggml.tokens", texts(&tokens)),
+                ("ggml.merges", texts(&["a b"])),
+                ("ggml.token_type", i32s(&types)),
+                ("ggml.eos_token_id", Entry::U32(5)),
+            ],
+        );
+        json_of(&files.unwrap(), "generation_config.json")["eos_token_id"].clone()
+    };
+    let of_gpt_oss = ends(&["<|return|>", "<|start|>", "<|call|>"]);
+    assert_eq!(of_gpt_oss, json!([5, 3, 7]));
+    // Phi-4-mini has the same pre-tokenizer, and its token ends an answer.
+    assert_eq!(ends(&["<|user|>"]), json!([5, 3, 4]));
+}
+
+#[test]
 fn tokens_of_phi3_take_the_space_behind_them() {
     let tokens = [
         "<unk>",
