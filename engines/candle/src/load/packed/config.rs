@@ -20,6 +20,8 @@ const FIX_BITS: &str =
     "4 is; take such a checkout, a GGUF file, or the unquantized weights with --quantize";
 const FIX_STATIC: &str = "it was calibrated for activations that are rounded by fixed scales, and here they are not \
                           rounded; take a checkout with dynamic ones, or the model's unquantized weights";
+const FIX_TRANSFORMS: &str = "weight_input and weight_output are, because the stored weights include them; take another \
+                              checkout, or the model's unquantized weights";
 const FIX_LAYERS: &str = "all quantized layers must have the same form; take another checkout";
 
 /// Reads the value of `quantization_config`; errors name `path`.
@@ -118,6 +120,7 @@ impl<'a> Config<'a> {
         if let Some(other) = sparsity.filter(|format| *format != "dense") {
             return self.unsupported("sparsity_config.format", other, "dense is");
         }
+        self.refuse_transforms()?;
         let groups = self.get("config_groups").and_then(Value::as_object);
         let mut schemes = Vec::new();
         for (name, group) in groups.into_iter().flatten() {
@@ -133,6 +136,24 @@ impl<'a> Config<'a> {
             [first, rest @ ..] if rest.iter().all(|scheme| scheme == first) => Ok(*first),
             _ => self.unsupported("config_groups", "(several kinds)", FIX_LAYERS),
         }
+    }
+
+    /// Rejects transforms that are computed with every step. Those of weights alone are in the stored numbers already.
+    fn refuse_transforms(self) -> Result<(), LoadError> {
+        let groups = self.value.pointer("/transform_config/config_groups");
+        let groups = groups.and_then(Value::as_object);
+        for (name, group) in groups.into_iter().flatten() {
+            let transforms = group.get("apply").and_then(Value::as_array);
+            for transform in transforms.into_iter().flatten() {
+                let location = transform.get("location").and_then(Value::as_str);
+                let location = location.unwrap_or("(not given)");
+                if !["weight_input", "weight_output"].contains(&location) {
+                    let field = format!("transform_config.config_groups.{name}.location");
+                    return self.unsupported(&field, location, FIX_TRANSFORMS);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn get(self, key: &str) -> Option<&'a Value> {

@@ -224,6 +224,30 @@ fn what_is_not_read_in_a_group_is_refused_by_name() {
     assert_keys_are_named("fp8-rows", "config_groups.group_0.", &of_rows);
 }
 
+#[test]
+fn transforms_are_refused_unless_the_weights_include_them() {
+    let transforms = |locations: &[&str]| {
+        let apply = locations.iter().map(|location| {
+            json!({"targets": ["Linear"], "location": location, "inverse": false, "ignore": []})
+        });
+        let apply: Vec<Value> = apply.collect();
+        json!({"config_groups": {"u": {"type": "hadamard", "apply": apply}}})
+    };
+    let key = "transform_config";
+    let merged = [json!({}), transforms(&["weight_input", "weight_output"])];
+    for value in merged {
+        let copy = copy_of("compressed-int4");
+        set(&copy, CONFIG, &format!("/quantization_config/{key}"), value);
+        OpenModel::open(copy.path()).unwrap();
+    }
+    for location in ["input", "output", "k_cache", "q_attn"] {
+        let value = transforms(&["weight_output", location]);
+        let expected = format!("{key}.config_groups.u.location = {location} is not supported");
+        assert_config_fails("compressed-int4", key, value.clone(), &expected);
+        assert_config_fails("fp8-rows", key, value, &expected);
+    }
+}
+
 const EXPERTS: &str = "model.layers.1.mlp.experts";
 
 #[test]
