@@ -20,7 +20,7 @@ pub(super) struct PeftConfig {
 const MAX_RANK: u64 = 4096;
 
 /// Initializations of an adapter that change the base model's weights too.
-const CHANGED_BASES: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
+const CHANGED_BASES: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
 /// Fields that must be off: false, null or empty.
 const ABSENT: [&str; 12] = [

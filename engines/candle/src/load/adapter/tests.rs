@@ -96,6 +96,7 @@ fn what_is_not_computed_is_refused_by_its_field() {
         ("trainable_token_indices", json!([1])),
         ("target_parameters", json!(["mlp.experts"])),
         ("init_lora_weights", json!("pissa_niter_4")),
+        ("init_lora_weights", json!("lora_ga")),
         ("target_modules", json!(["q_proj", "lm_head"])),
     ];
     for (field, value) in cases {
