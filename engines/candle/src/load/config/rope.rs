@@ -53,11 +53,14 @@ impl Source<'_> {
         })
     }
 
-    /// The object in the file that describes how frequencies are scaled.
+    /// The object in the file that describes how frequencies are scaled. If a file has the objects of both versions, version 5 of
+    /// `transformers` takes the older one too: it is what model cards say to add for a longer context.
     fn scaling_object(&self) -> Option<&Value> {
         let parameters = self.raw.rope_parameters.as_ref();
         let full = parameters.and_then(|parameters| parameters.get("full_attention"));
-        full.or(parameters).or(self.raw.rope_scaling.as_ref())
+        let added = self.raw.rope_scaling.as_ref();
+        let added = added.filter(|added| added.as_object().is_some_and(|it| !it.is_empty()));
+        added.or(full).or(parameters)
     }
 
     /// The maximum length of a sequence in tokens.

@@ -189,6 +189,31 @@ fn rotary_scaling_is_read_in_the_ways_of_both_versions() {
 }
 
 #[test]
+fn scaling_that_was_added_to_a_file_of_version_5_is_used() {
+    let parameters = json!({"rope_theta": 1e6, "rope_type": "default"});
+    let of = |scaling: Value| {
+        llama(&json!({"rope_parameters": parameters, "rope_scaling": scaling})).unwrap()
+    };
+    let added = of(json!({
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256,
+    }));
+    assert!(matches!(added.rope.scaling, RopeScaling::Yarn { factor, .. } if factor == 4.0));
+    assert!((added.rope.theta - 1e6).abs() < 1.0);
+    assert_eq!(added.context_length, 1024);
+    for nothing in [Value::Null, json!({})] {
+        assert_eq!(of(nothing).rope.scaling, RopeScaling::None);
+    }
+    let gemma3 = llama(&json!({
+        "architectures": ["Gemma3ForCausalLM"],
+        "rope_parameters": {"full_attention": parameters, "sliding_attention": {"rope_theta": 1e4}},
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }));
+    let rope = gemma3.unwrap().rope;
+    assert_eq!(rope.scaling, RopeScaling::Linear { factor: 8.0 });
+    assert_eq!(rope.window_theta, Some(10_000.0));
+}
+
+#[test]
 fn longrope_is_chosen_by_the_context() {
     let phi = |changes: &Value| {
         let config = json!({
