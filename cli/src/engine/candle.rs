@@ -72,7 +72,13 @@ fn of_path(
     config: &RunConfig,
 ) -> Result<(ModelFolder, Arc<dyn LLMEngine>), EngineError> {
     let args = candle_args(config);
-    let folder = files_of(path, config)?;
+    let mut folder = files_of(path, config)?;
+    // The engine's start reads more of a folder, and tells what is wrong with it.
+    if path.is_dir()
+        && let Ok(context) = OpenModel::context_length(path)
+    {
+        folder.context_length_tokens = u32::try_from(context).ok();
+    }
     let model_config = config.engine_args.model_config.as_ref();
     let engine = match model_config.filter(|_| !path.is_dir()) {
         Some(folder) => CandleEngine::from_args_with_config(&args, path, folder.to_owned()),

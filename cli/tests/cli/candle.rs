@@ -286,6 +286,42 @@ async fn a_model_without_a_chat_template_goes_on_from_the_text() {
     }
 }
 
+/// With YaRN, a model's context is longer than its file states.
+#[tokio::test]
+async fn a_folder_with_yarn_has_the_longer_context() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let yarn = folder.path().join("yarn");
+    fs::create_dir(&yarn).expect("a folder");
+    for file in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ] {
+        fs::copy(tiny_chat().join(file), yarn.join(file)).expect("a copy");
+    }
+    let config = fs::read(tiny_chat().join("config.json")).expect("it is there");
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    assert_eq!(config["max_position_embeddings"], 2048);
+    config["rope_scaling"] = json!({
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
+    });
+    fs::write(yarn.join("config.json"), config.to_string()).expect("a file");
+    let yarn = yarn.to_str().expect("UTF-8");
+    for (asked, expected) in [(None, 8192), (Some("4096"), 4096)] {
+        let mut words = vec!["out=candle", yarn, "--kv-cache-memory", "64MiB"];
+        words.extend(asked.map(|_| "--context-length"));
+        words.extend(asked);
+        let server = Server::start(&words).await;
+        let model = server.get("/v1/models/yarn").await.body;
+        let model: Value = serde_json::from_str(&model).expect("JSON");
+        assert_eq!(model["max_model_len"], expected, "{model}");
+        server.stop().await;
+    }
+    let words = ["run", "in=stdin", "out=candle", yarn];
+    let words = [&words[..], &["--context-length", "8193"]].concat();
+    run(&words).await.fails(2, "holds 8192 tokens, not 8193");
+}
+
 fn encoder(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engines/candle/tests/encoders");
     let folder = folder.join(name).canonicalize().expect("it is there");

@@ -191,6 +191,16 @@ impl OpenModel {
         })
     }
 
+    /// The context length of the model in a checkout folder, from its `config.json` alone. It is longer than what the file states
+    /// if YaRN extends it.
+    ///
+    /// # Errors
+    /// [`LoadError`]: the file cannot be read, or the decoder does not support the model.
+    pub fn context_length(folder: &Path) -> Result<usize, LoadError> {
+        let (path, text) = read_config(folder)?;
+        Ok(config::read(&path, &text)?.config.context_length)
+    }
+
     /// The path of the model.
     #[must_use]
     pub fn path(&self) -> &Path {
