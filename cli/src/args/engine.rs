@@ -359,14 +359,14 @@ fn check_model_path(path: &Path) -> Result<(), EngineError> {
         return Ok(());
     }
     let shown = path.display();
-    if path.exists() {
-        return Err(EngineError::invalid_argument(
-            "MODEL",
-            format!("{shown} is neither a GGUF file nor a folder; give the folder it lies in"),
-        ));
-    }
-    let problem = format!(
-        "{shown} is neither a folder nor a file, and no model of the hub, which is written ORG/NAME"
-    );
+    let problem = match path.try_exists() {
+        Ok(true) => {
+            format!("{shown} is neither a GGUF file nor a folder; give the folder it lies in")
+        }
+        Ok(false) => format!(
+            "{shown} is neither a folder nor a file, and no model of the hub, which is written ORG/NAME"
+        ),
+        Err(error) => format!("cannot read {shown}: {error}"),
+    };
     Err(EngineError::invalid_argument("MODEL", problem))
 }

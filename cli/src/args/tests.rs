@@ -126,6 +126,18 @@ fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
 }
 
 #[test]
+fn a_model_that_cannot_be_looked_at_is_not_called_absent() {
+    let folder = tempfile::tempdir().unwrap();
+    // Unlike a folder without permission, such a link also stops the superuser.
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&link, &link).unwrap();
+    let error = parse_words(&["out=candle", link.to_str().unwrap()]);
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("MODEL: cannot read "), "{error}");
+    assert!(!error.contains("neither a folder"), "{error}");
+}
+
+#[test]
 fn what_is_absent_is_refused_by_name() {
     for (words, expected) in [
         (
