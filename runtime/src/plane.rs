@@ -145,6 +145,12 @@ pub trait RequestPlane: Send + Sync + 'static {
         true
     }
 
+    /// Whether the server through which processes call each other, such as NATS, is connected as far as is known. While it is not,
+    /// no process can call this one. Always `true` for a plane that needs no server.
+    fn is_connected(&self) -> bool {
+        true
+    }
+
     /// Tells the connected processes that an instance takes no new requests: they stop sending it any at once, without
     /// waiting for discovery. Its streams continue. Never waits.
     fn leaving(&self, _instance: InstanceId) {}

@@ -289,15 +289,14 @@ impl Registration for RuntimeRegistration {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let record = self.served()?.generate.record(None);
-        // Even within this process, call over the plane as others do: listed means routable.
-        let items = plane::call_over(
-            &**self.runtime.plane(),
-            &record.address,
-            &record.endpoint,
-            request,
-            ctx,
-        )
-        .await?;
+        let own = &**self.runtime.plane();
+        let items = if own.is_connected() {
+            // Even within this process, call over the plane as others do: listed means routable.
+            plane::call_over(own, &record.address, &record.endpoint, request, ctx).await?
+        } else {
+            // Nobody can call this process now. The engine is not at fault, and a restart would lose it for nothing.
+            plane::call(own, &record.address, &record.endpoint, request, ctx).await?
+        };
         Ok(OutputStream::from_raw(items))
     }
 

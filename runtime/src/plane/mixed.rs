@@ -65,6 +65,10 @@ impl RequestPlane for MixedPlane {
         self.plane_of(address).is_reachable(address)
     }
 
+    fn is_connected(&self) -> bool {
+        self.own.is_connected()
+    }
+
     fn leaving(&self, instance: InstanceId) {
         self.own.leaving(instance);
     }

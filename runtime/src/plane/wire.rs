@@ -271,6 +271,10 @@ impl RequestPlane for WirePlane {
             .is_ok_and(|(process, instance)| self.shared.peers.is_reachable(process, instance))
     }
 
+    fn is_connected(&self) -> bool {
+        self.shared.common.transport.is_connected()
+    }
+
     fn leaving(&self, instance: InstanceId) {
         self.shared.server.leaving(instance);
     }

@@ -62,6 +62,10 @@ impl Transport for Nats {
         false
     }
 
+    fn is_connected(&self) -> bool {
+        self.session.is_connected()
+    }
+
     async fn dial(&self, location: &str) -> Result<Io, EngineError> {
         let cannot = |problem: &dyn std::fmt::Display| {
             let message = format!("cannot connect to the worker over NATS: {problem}");

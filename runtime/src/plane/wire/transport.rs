@@ -48,6 +48,11 @@ pub(crate) trait Transport: Send + Sync + 'static {
     /// Whether only processes of this machine can reach its listener.
     fn is_local(&self) -> bool;
 
+    /// Whether the server between the processes is connected, as far as is known; always `true` if there is none.
+    fn is_connected(&self) -> bool {
+        true
+    }
+
     /// Connects to the process at `location`, as its listener names it.
     ///
     /// # Errors

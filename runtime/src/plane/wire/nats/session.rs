@@ -121,10 +121,16 @@ impl Session {
     /// Same as [`Self::client`].
     pub(super) async fn connected_client(&self) -> Result<&Client, EngineError> {
         let client = self.client().await?;
-        match client.connection_state() {
-            State::Connected => Ok(client),
-            State::Pending | State::Disconnected => Err(self.unavailable("the connection is lost")),
+        if is_connected(client) {
+            Ok(client)
+        } else {
+            Err(self.unavailable("the connection is lost"))
         }
+    }
+
+    /// Whether the client is connected now. Before the first connection nothing shows otherwise.
+    pub(super) fn is_connected(&self) -> bool {
+        self.client.get().is_none_or(is_connected)
     }
 
     async fn connect(&self) -> Result<Client, EngineError> {
@@ -171,6 +177,13 @@ impl Session {
 
     fn server_names(&self) -> String {
         self.config.servers.join(", ")
+    }
+}
+
+fn is_connected(client: &Client) -> bool {
+    match client.connection_state() {
+        State::Connected => true,
+        State::Pending | State::Disconnected => false,
     }
 }
 

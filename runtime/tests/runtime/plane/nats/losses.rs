@@ -7,14 +7,21 @@ use std::time::Duration;
 use async_nats::{Client, Message, Request, RequestErrorKind, Subscriber, ToSubject};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
-use genset_backend_common::{ErrorKind, RequestContext};
+use genset_backend_common::output::{self, Finish, Output, OutputStream};
+use genset_backend_common::worker::{CanaryConfig, WorkerConfig};
+use genset_backend_common::{
+    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, RequestContext, StartContext,
+    async_trait,
+};
+use genset_runtime::discovery::MemoryDiscovery;
 use genset_runtime::plane::{ResponseStream, WireConfig};
+use genset_runtime::{EndpointName, Runtime};
 
 use super::pair;
 use super::server::NatsServer;
 use crate::plane::deaf;
 use crate::plane::suite::{count, serve_hanging};
-use crate::support::{ctx, soon, until};
+use crate::support::{PATIENCE, ctx, finish, request, soon, start, until, worker_config};
 
 /// Detects a silent peer quickly.
 fn alert() -> WireConfig {
@@ -38,6 +45,7 @@ async fn a_server_that_died_ends_streams_and_calls_with_typed_errors() {
     assert!(error.message().contains("silent"), "{error}");
     soon(dropped.cancelled()).await;
     assert!(!pair.caller.is_reachable(&served.address));
+    assert!(!pair.caller.is_connected());
     let error = pair.ask::<(), u32>(&served, ()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::CannotConnect);
     assert!(error.message().contains(&server.address()), "{error}");
@@ -74,6 +82,82 @@ async fn a_worker_is_found_again_after_the_server_was_away() {
         let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
         assert_eq!(got, [0, 1, 2]);
     }
+}
+
+/// Answers with one token, and counts the requests.
+#[derive(Default)]
+struct Counting {
+    requests: AtomicU32,
+}
+
+#[async_trait]
+impl LLMEngine for Counting {
+    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        Ok(EngineConfig::new("counting", 100))
+    }
+
+    async fn generate(
+        &self,
+        _request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(output::stream(ctx, |out| async move {
+            out.token(1).await?;
+            Ok(Finish::stop())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+/// No canary comes through NATS meanwhile, which says nothing about the engine.
+#[tokio::test]
+async fn a_worker_outlives_an_outage_that_is_longer_than_its_canaries_may_fail() {
+    let mut server = NatsServer::start().await;
+    let discovery = MemoryDiscovery::new();
+    let [site, far] = [(); 2].map(|()| {
+        let plane = Arc::new(server.plane(alert()));
+        Runtime::new(Arc::new(discovery.clone()), plane)
+    });
+    let engine = Arc::new(Counting::default());
+    let config = WorkerConfig {
+        canary: CanaryConfig {
+            interval: Some(Duration::from_millis(50)),
+            max_failures: 5,
+            ..CanaryConfig::default()
+        },
+        ..worker_config(Vec::new())
+    };
+    let enough = 2 * config.canary.max_failures;
+    let worker = start(&site, 1, engine.clone(), config).await;
+    server.kill();
+    let requests = || engine.requests.load(Ordering::Relaxed);
+    let before = requests();
+    tokio::select! {
+        report = worker.join() => panic!("{:?}", report.outcome),
+        () = until(|| requests() > before + enough) => {}
+    }
+    assert!(worker.status().borrow().is_ready());
+    server.restart().await;
+    let endpoint = far.endpoint(EndpointName::default());
+    let client = endpoint.client::<GenerateRequest, Output>();
+    soon(client.wait_for_instances(PATIENCE)).await.unwrap();
+    let items = soon(async {
+        loop {
+            match client.random(request(1), ctx()).await {
+                Ok(items) => return items,
+                Err(error) => assert!(error.policy().is_migratable, "{error}"),
+            }
+        }
+    })
+    .await;
+    finish(OutputStream::from_raw(items)).await.unwrap();
+    assert_eq!(soon(worker.shutdown()).await.outcome.exit_code(), 0);
+    soon(far.shutdown()).await;
+    soon(site.shutdown()).await;
 }
 
 /// Whatever a restart loses, a stream has all items up to its end, and ends with an error unless it is complete.
