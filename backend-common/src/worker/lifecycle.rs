@@ -56,6 +56,9 @@ pub enum Registering {
     Serving,
     /// A canary takes the path that clients use.
     Probing,
+    /// The same, of an engine that was down. The worker then serves while it is listed again: clients may know it still if
+    /// discovery is away.
+    ProbingAgain,
     /// The instance is listed in discovery.
     Listing,
 }
@@ -271,7 +274,7 @@ fn starting(event: Event) -> (State, Vec<Effect>) {
 fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
     let unwind = |cause| match at {
         // Not listed, so nothing to unlist. In flight: a canary, and clients that knew the instance before it was down.
-        Registering::Serving | Registering::Probing => {
+        Registering::Serving | Registering::Probing | Registering::ProbingAgain => {
             let mut effects = vec![Effect::Interrupt];
             effects.extend(close_door(cause));
             clean_up(cause, false, effects)
@@ -287,12 +290,17 @@ fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
         (Registering::Probing, Event::ProbePassed) => {
             (State::Registering(Registering::Listing), vec![Effect::List])
         }
-        (Registering::Probing, Event::ProbeFailed) => unwind(StopCause::CanaryFailed),
+        (Registering::ProbingAgain, Event::ProbePassed) => {
+            (State::Serving(Listing::Relisting), vec![Effect::Relist])
+        }
+        (Registering::Probing | Registering::ProbingAgain, Event::ProbeFailed) => {
+            unwind(StopCause::CanaryFailed)
+        }
         (Registering::Listing, Event::Listed) => (State::Serving(Listing::Listed), vec![]),
         (Registering::Serving | Registering::Listing, Event::RegistrationFailed) => {
             unwind(StopCause::RegistrationFailed)
         }
-        (Registering::Probing, Event::EngineDown) => (
+        (Registering::Probing | Registering::ProbingAgain, Event::EngineDown) => (
             State::Suspended(Suspended::Waiting),
             vec![
                 Effect::Interrupt,
@@ -328,7 +336,7 @@ fn suspended(at: Suspended, event: Event) -> (State, Vec<Effect>) {
         (Unlisting, Event::EngineUp) => (State::Suspended(UpWhileUnlisting), vec![]),
         (UpWhileUnlisting, Event::EngineDown) => (State::Suspended(Unlisting), vec![]),
         (UpWhileUnlisting, Event::Unlisted) | (Waiting, Event::EngineUp) => (
-            State::Registering(Registering::Probing),
+            State::Registering(Registering::ProbingAgain),
             vec![Effect::OpenDoor, Effect::Probe],
         ),
         // Unlisting already runs; draining waits for the same answer.

@@ -91,8 +91,8 @@ impl Seen {
         self.is_started |= before == State::Starting && event == Event::Started;
         self.is_reachable |=
             before == State::Registering(Registering::Serving) && event == Event::Reachable;
-        self.is_probed |=
-            before == State::Registering(Registering::Probing) && event == Event::ProbePassed;
+        let probing = [Registering::Probing, Registering::ProbingAgain].map(State::Registering);
+        self.is_probed |= probing.contains(&before) && event == Event::ProbePassed;
         self.stops = (self.stops + u8::from(event == Event::Stop)).min(2);
         // A probe from before the engine went down proves nothing about the recovered engine.
         self.is_probed &= !matches!(after, State::Suspended(_));
@@ -357,7 +357,7 @@ fn an_engine_that_comes_up_again_is_probed_before_it_is_listed() {
         Effect::Unlist,
         Effect::OpenDoor,
         Effect::Probe,
-        Effect::List,
+        Effect::Relist,
     ];
     assert_eq!(all, expected);
 }
@@ -365,9 +365,13 @@ fn an_engine_that_comes_up_again_is_probed_before_it_is_listed() {
 /// A request that came in between would stay at an engine that is gone.
 #[test]
 fn requests_at_an_engine_that_is_gone_end_behind_the_closed_door_before_anything_is_waited_for() {
-    let probing = State::Registering(Registering::Probing);
-    let listing = State::Registering(Registering::Listing);
-    for state in [probing, listing, State::Serving(Listing::Listed)] {
+    let registering = [
+        Registering::Probing,
+        Registering::ProbingAgain,
+        Registering::Listing,
+    ];
+    let states = registering.map(State::Registering);
+    for state in states.into_iter().chain([State::Serving(Listing::Listed)]) {
         for event in [Event::EngineDied, Event::EngineDown] {
             let (_, effects) = step(state, event);
             let expected = [

@@ -348,6 +348,23 @@ async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_that_comes_up_while_discovery_is_away_serves_and_is_listed_later() {
+    let (world, handle) = served(config()).await;
+    world.plan(Unlist, [Hang]);
+    world.plan(List, [Error, Hang, Error]);
+    world.set_down(true);
+    reaches(&handle, State::Suspended(Suspended::Waiting)).await;
+    world.set_down(false);
+    reaches(&handle, State::Serving(Listing::Relisting)).await;
+    let answer = read(world.send("meanwhile").await.unwrap()).await;
+    assert_eq!(answer.tokens, [0, 1, 2, 3]);
+    reaches(&handle, State::Serving(Listing::Listed)).await;
+    stop_cleanly(&handle).await;
+    let counts = [Start, Probe, List, Unlist, Cleanup].map(|call| world.count(call));
+    assert_eq!(counts, [1, 2, 1 + 4, 2, 1]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_worker_whose_engine_is_down_can_stop_and_die() {
     let (world, handle) = served(config()).await;
     world.set_down(true);
