@@ -18,6 +18,8 @@ mod tcp;
 mod tls;
 mod victim;
 
+#[cfg(feature = "etcd")]
+pub(crate) use self::log::Log;
 #[cfg(feature = "nats")]
 pub(crate) use self::nats::NatsServer;
 pub(crate) use self::suite::border::{deaf, wary};

@@ -129,16 +129,24 @@ impl Held {
     /// Failing to reach etcd does not end this: only etcd knows whether it still has the lease.
     async fn until_lost(&self) {
         let mut pauses = Pauses::new();
+        let logged = self.sessions.logged();
+        let mut is_out = false;
         loop {
             match self.start_beating().await {
                 Ok(beating) => {
+                    if std::mem::take(&mut is_out) {
+                        tracing::info!(lease = self.id, "etcd is back; the lease continues");
+                    }
                     pauses = Pauses::new();
                     self.beat_until_broken(beating).await;
                     tracing::debug!(lease = self.id, "keeping a lease alive was interrupted");
                 }
                 Err(Failure::NotFound) => return,
                 Err(Failure::Other(error)) => {
-                    tracing::warn!(lease = self.id, %error, "a lease cannot be kept alive now");
+                    is_out = true;
+                    if let Some(unlogged) = logged.unlogged("not kept alive") {
+                        tracing::warn!(lease = self.id, %error, unlogged, "a lease cannot be kept alive now; further failures are only counted for a minute");
+                    }
                 }
             }
             pauses.wait().await;

@@ -16,6 +16,7 @@ use tonic::{Code, Status};
 use super::client::Client;
 use super::config::{EtcdConfig, invalid};
 use crate::discovery::lease_lost;
+use crate::log_limit::LogLimit;
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub(super) struct Sessions {
     sessions: Vec<Session>,
     current: AtomicUsize,
     next_id: AtomicU64,
+    /// Limits the log: many watches share an outage, and each tries again every second.
+    logged: LogLimit,
 }
 
 /// An endpoint and its client: `None` before the first use and after a failure.
@@ -77,11 +80,16 @@ impl Sessions {
             sessions,
             current: AtomicUsize::new(0),
             next_id: AtomicU64::new(0),
+            logged: LogLimit::default(),
         })
     }
 
     pub(super) fn config(&self) -> &EtcdConfig {
         &self.config
+    }
+
+    pub(super) fn logged(&self) -> &LogLimit {
+        &self.logged
     }
 
     /// Performs `operation` on the endpoint in use, then on each other and once more, until one answers. Every attempt gets its

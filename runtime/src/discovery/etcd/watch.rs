@@ -139,11 +139,14 @@ impl Follower {
             let Ok(reason) = self.follow(&mut feed.changes, &mut known).await else {
                 return;
             };
-            tracing::info!(
-                prefix = self.prefix,
-                reason,
-                "a watch of etcd ended; it starts over"
-            );
+            if let Some(unlogged) = self.sessions.logged().unlogged("watch ended") {
+                tracing::info!(
+                    prefix = self.prefix,
+                    reason,
+                    unlogged,
+                    "a watch of etcd ended, and starts over; further ends are only counted for a minute"
+                );
+            }
             let gap_began = Instant::now();
             feed = self.reopen().await;
             gap = gap_began.elapsed();
@@ -196,12 +199,22 @@ impl Follower {
     /// Opens a new feed, however long that takes.
     async fn reopen(&self) -> Feed {
         let mut pauses = Pauses::new();
+        let logged = self.sessions.logged();
+        let mut has_failed = false;
         loop {
             match Feed::open(&self.sessions, &self.prefix).await {
-                Ok(feed) => return feed,
+                Ok(feed) => {
+                    if has_failed && logged.may_log("watched again") {
+                        tracing::info!("discovery can be watched again");
+                    }
+                    return feed;
+                }
                 Err(failure) => {
-                    let error = EngineError::from(failure);
-                    tracing::warn!(%error, "discovery cannot be watched; known instances stay in use");
+                    has_failed = true;
+                    if let Some(unlogged) = logged.unlogged("not watched") {
+                        let error = EngineError::from(failure);
+                        tracing::warn!(%error, unlogged, "discovery cannot be watched, and known instances stay in use; further failures are only counted for a minute");
+                    }
                 }
             }
             pauses.wait().await;

@@ -8,7 +8,7 @@ use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// Counts the lines of level `INFO` and above that this thread logs.
-pub(super) struct Log {
+pub(crate) struct Log {
     lines: Arc<AtomicUsize>,
     _until: DefaultGuard,
     /// The first thread that reaches a log statement determines whether it is enabled. With one subscriber in the process, that
@@ -18,7 +18,7 @@ pub(super) struct Log {
 
 impl Log {
     /// Counts until it is dropped.
-    pub(super) fn watched() -> Self {
+    pub(crate) fn watched() -> Self {
         let second = Dispatch::new(Counter(Arc::default()));
         let lines = Arc::new(AtomicUsize::new(0));
         let counter = Counter(Arc::clone(&lines));
@@ -29,7 +29,7 @@ impl Log {
         }
     }
 
-    pub(super) fn lines(&self) -> usize {
+    pub(crate) fn lines(&self) -> usize {
         self.lines.load(Ordering::Relaxed)
     }
 }

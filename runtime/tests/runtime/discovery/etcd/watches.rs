@@ -10,6 +10,7 @@ use super::network::Network;
 use super::server::EtcdServer;
 use super::{TTL, connect};
 use crate::discovery::suite::{Follower, entry, everything};
+use crate::plane::Log;
 use crate::support::soon;
 
 /// Long enough that no lease expires within a test.
@@ -196,4 +197,28 @@ async fn a_restart_with_its_data_removes_nothing_and_ends_no_lease() {
         assert!(everything(&discovery).await.contains_key("a"));
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// Each watch tries again every second or sooner.
+#[tokio::test]
+async fn an_outage_is_a_few_lines_of_the_log_however_many_watches_there_are() {
+    const WATCHES: usize = 20;
+    let log = Log::watched();
+    let mut server = EtcdServer::start().await;
+    let discovery = connect(&server.endpoint(), TTL).await;
+    let lease = discovery.lease().await.unwrap();
+    lease.put(entry("a", "x")).await.unwrap();
+    let mut followers = Vec::new();
+    for _ in 0..WATCHES {
+        followers.push(Follower::of(&discovery, "").await);
+    }
+    server.kill();
+    server.restart().await;
+    for follower in &mut followers {
+        let again = soon(follower.next()).await;
+        assert_eq!(again, Change::Snapshot(vec![entry("a", "x")]));
+    }
+    // The first end, failure and return of a watch, and the failure and return of the lease.
+    let lines = log.lines();
+    assert!((3..=5).contains(&lines), "{lines}");
 }
