@@ -57,14 +57,15 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
         1 => "debug",
         _ => "trace",
     };
+    let usual = usual_filter(level);
     let said = LOG_VARIABLES
         .iter()
         .find_map(|name| Some((name, std::env::var(name).ok()?)));
     let (filter, problem) = match said {
-        None => (EnvFilter::new(level), None),
+        None => (EnvFilter::new(usual), None),
         Some((name, text)) => match EnvFilter::try_new(&text) {
             Ok(filter) => (filter, None),
-            Err(error) => (EnvFilter::new(level), Some((name, error))),
+            Err(error) => (EnvFilter::new(usual), Some((name, error))),
         },
     };
     let (filter, handle) = reload::Layer::new(filter);
@@ -98,6 +99,15 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
         tracing::warn!(%error, "{name} cannot be read; the level is {level}");
     }
     logging
+}
+
+/// The filter of a level. The client of NATS logs each attempt to reach a server, several in a few seconds; our own lines say once a
+/// minute why it is away.
+fn usual_filter(level: &str) -> String {
+    match level {
+        "warn" | "info" => format!("{level},async_nats=off"),
+        _ => level.to_owned(),
+    }
 }
 
 /// Whether to colour a stream: a terminal that is not dumb (`TERM`), unless `NO_COLOR` is set.
@@ -169,4 +179,22 @@ where
         tracing::warn!(%error, "spans are not exported");
     }
     (Logging { _export: export }, is_first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nats_client_is_silent_at_the_usual_levels() {
+        for (level, expected) in [
+            ("warn", "warn,async_nats=off"),
+            ("info", "info,async_nats=off"),
+            ("debug", "debug"),
+        ] {
+            let filter = usual_filter(level);
+            assert_eq!(filter, expected);
+            EnvFilter::try_new(filter).unwrap();
+        }
+    }
 }

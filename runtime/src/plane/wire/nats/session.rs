@@ -15,6 +15,7 @@ use tokio::sync::OnceCell;
 
 use super::config::{MIN_MESSAGE_BYTES, NatsConfig, NatsCredentials, NatsTls, invalid};
 use super::tls;
+use crate::log_limit::LogLimit;
 
 /// The prefix of all our subjects. A NATS user needs the right to publish and to subscribe to `genset.v1.wire.>`.
 const ROOT: &str = "genset.v1.wire";
@@ -38,7 +39,7 @@ pub(super) struct Session {
     servers: Vec<ServerAddr>,
     options: ConnectOptions,
     client: OnceCell<Client>,
-    problem: Arc<Mutex<Option<String>>>,
+    reports: Arc<Reports>,
     process: String,
     connections: AtomicU64,
 }
@@ -51,13 +52,13 @@ impl Session {
     pub(super) fn try_new(config: NatsConfig) -> Result<Self, EngineError> {
         config.validate()?;
         let servers = config.checked_servers()?;
-        let problem = Arc::default();
+        let reports = Arc::default();
         Ok(Self {
-            options: options(&config, &servers, &problem)?,
+            options: options(&config, &servers, &reports)?,
             config,
             servers,
             client: OnceCell::new(),
-            problem,
+            reports,
             process: format!("{:032x}", rand::random::<u128>()),
             connections: AtomicU64::new(0),
         })
@@ -164,14 +165,14 @@ impl Session {
         }
     }
 
-    /// An error that names the servers and their last message, if any.
+    /// An error that names the servers and what the client last reported of them, if anything.
     pub(super) fn unavailable(&self, problem: &str) -> EngineError {
         let servers = self.server_names();
-        let said = match &*self.problem.lock() {
-            Some(said) => format!("; it said last: {said}"),
+        let reported = match &*self.reports.problem.lock() {
+            Some(reported) => format!("; the last report was: {reported}"),
             None => String::new(),
         };
-        let message = format!("NATS at {servers} cannot be used: {problem}{said}");
+        let message = format!("NATS at {servers} cannot be used: {problem}{reported}");
         EngineError::new(ErrorKind::Unavailable, message)
     }
 
@@ -190,9 +191,9 @@ fn is_connected(client: &Client) -> bool {
 fn options(
     config: &NatsConfig,
     servers: &[ServerAddr],
-    problem: &Arc<Mutex<Option<String>>>,
+    reports: &Arc<Reports>,
 ) -> Result<ConnectOptions, EngineError> {
-    let problem = Arc::clone(problem);
+    let reports = Arc::clone(reports);
     let window = usize::try_from(config.window_messages).unwrap_or(usize::MAX);
     let options = ConnectOptions::new()
         .name(&config.name)
@@ -202,7 +203,7 @@ fn options(
         .subscription_capacity(window.saturating_add(SPARE_MESSAGES))
         .reconnect_delay_callback(reconnect_pause)
         .event_callback(move |event| {
-            note(&event, &problem);
+            reports.note(&event);
             std::future::ready(())
         });
     let options = with_credentials(options, config.credentials.as_ref())?;
@@ -251,32 +252,54 @@ fn reconnect_pause(attempt: usize) -> Duration {
     pause.mul_f64(rand::random_range(0.5..=1.0))
 }
 
-fn note(event: &Event, problem: &Mutex<Option<String>>) {
-    match event {
-        Event::Connected => {
-            *problem.lock() = None;
-            tracing::info!("connected to NATS");
+/// What the client reports.
+#[derive(Debug, Default)]
+struct Reports {
+    /// The last problem since the client was last connected.
+    problem: Mutex<Option<String>>,
+    /// Limits the log: the client reports each failed attempt to connect.
+    logged: LogLimit,
+}
+
+impl Reports {
+    fn note(&self, event: &Event) {
+        match event {
+            Event::Connected => {
+                *self.problem.lock() = None;
+                tracing::info!("connected to NATS");
+            }
+            Event::Disconnected => {
+                tracing::warn!(
+                    "disconnected from NATS; requests fail until a server is reached again"
+                );
+            }
+            Event::ServerError(error) => {
+                tracing::warn!(%error, "NATS refuses something");
+                *self.problem.lock() = Some(error.to_string());
+            }
+            Event::SlowConsumer(subscription) => {
+                tracing::warn!(
+                    subscription,
+                    "a subscription overflowed; what was lost ends its connection"
+                );
+            }
+            Event::ClientError(error) => {
+                if let Some(unlogged) = self.logged.unlogged("not connected") {
+                    tracing::warn!(%error, unlogged, "NATS cannot be reached; further failures are only counted for a minute");
+                }
+                *self.problem.lock() = Some(error.to_string());
+            }
+            Event::LameDuckMode | Event::Draining | Event::Closed => {
+                tracing::debug!(%event, "NATS");
+            }
         }
-        Event::Disconnected => {
-            tracing::warn!("disconnected from NATS; requests fail until a server is reached again");
-        }
-        Event::ServerError(error) => {
-            tracing::warn!(%error, "NATS refuses something");
-            *problem.lock() = Some(error.to_string());
-        }
-        Event::SlowConsumer(subscription) => {
-            tracing::warn!(
-                subscription,
-                "a subscription overflowed; what was lost ends its connection"
-            );
-        }
-        Event::ClientError(error) => tracing::debug!(%error, "NATS cannot be reached"),
-        Event::LameDuckMode | Event::Draining | Event::Closed => tracing::debug!(%event, "NATS"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use async_nats::ClientError;
+
     use super::*;
 
     #[test]
@@ -331,6 +354,17 @@ mod tests {
             let pause = reconnect_pause(attempt);
             assert!(pause > Duration::ZERO && pause <= RECONNECT_PAUSES.1);
         }
+    }
+
+    #[test]
+    fn an_error_says_why_the_client_does_not_connect_again() {
+        let session = Session::try_new(NatsConfig::default()).unwrap();
+        let error = || session.unavailable("the connection is lost").to_string();
+        let refused = ClientError::Other("authorization violation".into());
+        session.reports.note(&Event::ClientError(refused));
+        assert!(error().contains("authorization violation"), "{}", error());
+        session.reports.note(&Event::Connected);
+        assert!(!error().contains("authorization violation"), "{}", error());
     }
 
     #[test]
