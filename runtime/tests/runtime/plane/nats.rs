@@ -6,6 +6,7 @@ mod security;
 mod server;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use genset_backend_common::{ErrorKind, MetricsRegistry};
@@ -145,4 +146,26 @@ async fn without_a_server_serving_says_so_and_works_once_there_is_one() {
     let served = pair.serve(count).await;
     let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
     assert_eq!(got, [0, 1, 2]);
+}
+
+/// The client tries the servers in any order, hence several times.
+#[tokio::test]
+async fn a_server_that_hangs_leaves_time_for_the_next() {
+    let server = NatsServer::start().await;
+    // The system accepts connections, and nobody answers.
+    let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = NatsConfig {
+        servers: vec![
+            format!("nats://{}", hung.local_addr().unwrap()),
+            format!("nats://{}", server.address()),
+        ],
+        connect_timeout: Duration::from_secs(1),
+        ..server.config()
+    };
+    for _ in 0..5 {
+        let plane = server::plane(config.clone(), deaf());
+        let (endpoint, handler) = (name("generate"), super::suite::erased(count));
+        let serving = plane.serve(&endpoint, genset_runtime::InstanceId(1), handler);
+        soon(serving).await.unwrap();
+    }
 }

@@ -49,7 +49,7 @@ pub struct NatsConfig {
     pub tls: Option<NatsTls>,
     /// The connection's name, as `nats server report connections` shows it.
     pub name: String,
-    /// Time limit for connecting, over all servers.
+    /// Time limit for connecting to one server. They are tried one after another, in any order.
     pub connect_timeout: Duration,
     /// Silence after which the server is pinged. After three such intervals without an answer, the client connects to another
     /// server.

@@ -136,7 +136,11 @@ impl Session {
 
     async fn connect(&self) -> Result<Client, EngineError> {
         let connecting = self.options.clone().connect(self.servers.as_slice());
-        let client = tokio::time::timeout(self.config.connect_timeout, connecting)
+        // The client tries one server after another, each for the connect timeout: one that hangs leaves time for the others. One
+        // more is for a name with several addresses.
+        let tries = u32::try_from(self.servers.len() + 1).unwrap_or(u32::MAX);
+        let limit = self.config.connect_timeout.saturating_mul(tries);
+        let client = tokio::time::timeout(limit, connecting)
             .await
             .map_err(|_| self.unavailable("no server answered in time"))?
             .map_err(|error| self.refused(&error))?;
