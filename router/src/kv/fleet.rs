@@ -1,34 +1,13 @@
 //! [`Fleet`]: the places where a request may run, with their targets in the index and the work that this router has sent there.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use genset_backend_common::kv::BlockHash;
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;
 
+use super::prompts::{Prompts, Slot, Slots, index_of};
 use crate::index::{Overlap, Target};
-
-/// A hasher for block hashes, which are hashes already.
-#[derive(Default)]
-pub(super) struct AsIs(u64);
-
-impl Hasher for AsIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-}
 
 /// Where a request may run: a data-parallel rank of an instance. If an instance's ranks are not tracked, rank 0 stands for all of
 /// them.
@@ -38,19 +17,17 @@ pub(super) struct Place {
     pub(super) rank: u32,
 }
 
-type Counts = HashMap<BlockHash, u32, BuildHasherDefault<AsIs>>;
-
 #[derive(Debug)]
 struct Member {
     place: Place,
-    /// Distinguishes it from an earlier member at the same place.
-    generation: u64,
+    /// Distinguishes it from an earlier member at the same place whose sequences still run.
+    slot: Slot,
     /// Its target in the index; `None` until its first snapshot.
     target: Option<Target>,
     /// The number of its last event in the index.
     last_event: u64,
-    /// The full prompt blocks of this router's sequences there, with the number of sequences that have each.
-    prompts: Counts,
+    /// The full prompt blocks of this router's sequences there; shared ones count once.
+    prompt_blocks: u64,
     /// Blocks of those sequences that are not shared: generated ones, and the partial last block of a prompt.
     own_blocks: u64,
     /// Their prompt tokens that are neither cached nor known to be prefilled.
@@ -58,29 +35,20 @@ struct Member {
 }
 
 impl Member {
-    fn new(place: Place, generation: u64) -> Self {
+    fn new(place: Place, slot: Slot) -> Self {
         Self {
             place,
-            generation,
+            slot,
             target: None,
             last_event: 0,
-            prompts: Counts::default(),
+            prompt_blocks: 0,
             own_blocks: 0,
             prefill_tokens: 0,
         }
     }
 
     fn active_blocks(&self) -> u64 {
-        self.own_blocks.saturating_add(self.prompts.len() as u64)
-    }
-
-    /// Returns how many of these leading blocks its sequences have. A sequence with a block has all blocks before it.
-    fn shared_blocks(&self, blocks: &[BlockHash]) -> u64 {
-        if self.prompts.is_empty() {
-            return 0;
-        }
-        let shared = blocks.partition_point(|block| self.prompts.contains_key(block));
-        u64::try_from(shared).unwrap_or(u64::MAX)
+        self.own_blocks.saturating_add(self.prompt_blocks)
     }
 }
 
@@ -107,8 +75,9 @@ pub(super) struct Fleet {
 struct State {
     /// Sorted by place.
     members: Vec<Member>,
-    /// The number of members created so far.
-    generations: u64,
+    slots: Slots,
+    /// The prompt blocks of this router's sequences, by the slots of the members that count them.
+    prompts: Prompts,
     /// The place of each target.
     owners: Vec<Option<Place>>,
     free: Vec<Target>,
@@ -122,8 +91,7 @@ impl State {
         let index = match found {
             Ok(index) => index,
             Err(index) => {
-                self.generations += 1;
-                let member = Member::new(place, self.generations);
+                let member = Member::new(place, self.slots.take());
                 self.members.insert(index, member);
                 index
             }
@@ -140,9 +108,18 @@ impl State {
 
     /// Returns the member that counts a sequence. If that member is gone, its counts are gone with it; a new member at the same
     /// place starts at zero.
-    fn counting(&mut self, place: Place, generation: u64) -> Option<&mut Member> {
+    fn counting(&mut self, place: Place, slot: Slot) -> Option<&mut Member> {
         let member = self.known(place);
-        member.filter(|member| member.generation == generation)
+        member.filter(|member| member.slot == slot)
+    }
+
+    fn remove(&mut self, place: Place) -> Option<Member> {
+        let found = self
+            .members
+            .binary_search_by_key(&place, |member| member.place);
+        let member = self.members.remove(found.ok()?);
+        self.slots.leave(member.slot);
+        Some(member)
     }
 }
 
@@ -199,11 +176,7 @@ impl Fleet {
     /// Removes a place. Returns its target.
     pub(super) fn remove(&self, place: Place) -> Option<Target> {
         let mut state = self.state.lock();
-        let index = state
-            .members
-            .binary_search_by_key(&place, |member| member.place)
-            .ok()?;
-        let target = state.members.remove(index).target?;
+        let target = state.remove(place)?.target?;
         set_owner(&mut state, target, None);
         Some(target)
     }
@@ -242,6 +215,9 @@ impl Fleet {
         let mut state = self.state.lock();
         let mut cached: Vec<(Place, u32)> = cached(&state, overlaps).collect();
         cached.sort_unstable();
+        let mut shared_blocks = vec![0; state.slots.count()];
+        (state.prompts).shared(&request.blocks, &mut shared_blocks);
+        let shared_blocks_of = |slot: Slot| shared_blocks.get(index_of(slot)).copied();
         let mut members = state.members.iter().peekable();
         let mut cached = cached.into_iter().peekable();
         let mut standings: Vec<Standing> = places
@@ -254,7 +230,7 @@ impl Fleet {
                 Standing {
                     overlap_blocks: overlap.map_or(0, |(_, blocks)| *blocks),
                     active_blocks: member.map_or(0, |member| member.active_blocks()),
-                    shared_blocks: member.map_or(0, |it| it.shared_blocks(&request.blocks)),
+                    shared_blocks: member.and_then(|it| shared_blocks_of(it.slot)).unwrap_or(0),
                     prefill_tokens: member.map_or(0, |member| member.prefill_tokens),
                 }
             })
@@ -276,16 +252,17 @@ impl Fleet {
         let prefill_tokens = u64::from(request.prompt_tokens).saturating_sub(cached_tokens);
         let full = request.blocks.len() as u64;
         let own_blocks = request.prompt_blocks().saturating_sub(full);
+        let slot = state.member(place).slot;
+        state.slots.enter(slot);
+        let new_blocks = state.prompts.enter(slot, &request.blocks);
         let member = state.member(place);
-        for block in request.blocks.iter() {
-            *member.prompts.entry(*block).or_default() += 1;
-        }
+        member.prompt_blocks += new_blocks;
         member.own_blocks += own_blocks;
         member.prefill_tokens += prefill_tokens;
         Sequence {
             fleet: Arc::clone(self),
             place,
-            generation: member.generation,
+            slot,
             blocks: Arc::clone(&request.blocks),
             own_blocks,
             prefill_tokens,
@@ -331,8 +308,8 @@ impl Request {
 pub(super) struct Sequence {
     fleet: Arc<Fleet>,
     pub(super) place: Place,
-    /// The member that counts it.
-    generation: u64,
+    /// The slot of the member that counts it.
+    slot: Slot,
     blocks: Arc<[BlockHash]>,
     own_blocks: u64,
     prefill_tokens: u64,
@@ -345,7 +322,7 @@ impl Sequence {
     pub(super) fn prefilled(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         let mut state = self.fleet.state.lock();
-        if let Some(member) = state.counting(self.place, self.generation) {
+        if let Some(member) = state.counting(self.place, self.slot) {
             member.prefill_tokens = member.prefill_tokens.saturating_sub(tokens);
         }
     }
@@ -354,7 +331,7 @@ impl Sequence {
     pub(super) fn grow(&mut self, blocks: u64) {
         self.own_blocks += blocks;
         let mut state = self.fleet.state.lock();
-        if let Some(member) = state.counting(self.place, self.generation) {
+        if let Some(member) = state.counting(self.place, self.slot) {
             member.own_blocks += blocks;
         }
     }
@@ -363,21 +340,16 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         let mut state = self.fleet.state.lock();
-        let Some(member) = state.counting(self.place, self.generation) else {
+        let gone_blocks = state.prompts.leave(self.slot, &self.blocks);
+        state.slots.leave(self.slot);
+        let Some(member) = state.counting(self.place, self.slot) else {
             return;
         };
         member.prefill_tokens = member.prefill_tokens.saturating_sub(self.prefill_tokens);
         member.own_blocks = member.own_blocks.saturating_sub(self.own_blocks);
-        for block in self.blocks.iter() {
-            if let Some(count) = member.prompts.get_mut(block) {
-                *count -= 1;
-                if *count == 0 {
-                    member.prompts.remove(block);
-                }
-            }
-        }
+        member.prompt_blocks = member.prompt_blocks.saturating_sub(gone_blocks);
         if member.target.is_none() && member.active_blocks() == 0 {
-            state.members.retain(|member| member.place != self.place);
+            state.remove(self.place);
         }
     }
 }
