@@ -121,6 +121,37 @@ impl State {
         self.slots.leave(member.slot);
         Some(member)
     }
+
+    /// Returns the states of the sorted `places`: one pass over the members beside arrays of what targets and slots have.
+    fn standings(
+        &self,
+        places: &[Place],
+        overlaps: &[Overlap],
+        request: &Request,
+    ) -> Vec<Standing> {
+        let mut overlap_blocks = vec![0; self.owners.len()];
+        for overlap in overlaps {
+            if let Some(blocks) = overlap_blocks.get_mut(index_of(overlap.target)) {
+                *blocks = overlap.blocks;
+            }
+        }
+        let mut shared_blocks = vec![0; self.slots.count()];
+        self.prompts.shared(&request.blocks, &mut shared_blocks);
+        let overlap_of = |target: Target| overlap_blocks.get(index_of(target)).copied();
+        let shared_of = |slot: Slot| shared_blocks.get(index_of(slot)).copied();
+        let mut members = self.members.iter().peekable();
+        let standing = |place: &Place| {
+            while members.next_if(|member| member.place < *place).is_some() {}
+            let member = members.next_if(|member| member.place == *place);
+            member.map_or_else(Standing::default, |member| Standing {
+                overlap_blocks: member.target.and_then(overlap_of).unwrap_or(0),
+                active_blocks: member.active_blocks(),
+                shared_blocks: shared_of(member.slot).unwrap_or(0),
+                prefill_tokens: member.prefill_tokens,
+            })
+        };
+        places.iter().map(standing).collect()
+    }
 }
 
 impl Fleet {
@@ -213,28 +244,7 @@ impl Fleet {
         choose: impl FnOnce(&mut [Standing]) -> Option<usize>,
     ) -> Option<(usize, Sequence)> {
         let mut state = self.state.lock();
-        let mut cached: Vec<(Place, u32)> = cached(&state, overlaps).collect();
-        cached.sort_unstable();
-        let mut shared_blocks = vec![0; state.slots.count()];
-        (state.prompts).shared(&request.blocks, &mut shared_blocks);
-        let shared_blocks_of = |slot: Slot| shared_blocks.get(index_of(slot)).copied();
-        let mut members = state.members.iter().peekable();
-        let mut cached = cached.into_iter().peekable();
-        let mut standings: Vec<Standing> = places
-            .iter()
-            .map(|place| {
-                while members.next_if(|member| member.place < *place).is_some() {}
-                while cached.next_if(|(owner, _)| owner < place).is_some() {}
-                let overlap = cached.peek().filter(|(owner, _)| owner == place);
-                let member = members.peek().filter(|member| member.place == *place);
-                Standing {
-                    overlap_blocks: overlap.map_or(0, |(_, blocks)| *blocks),
-                    active_blocks: member.map_or(0, |member| member.active_blocks()),
-                    shared_blocks: member.and_then(|it| shared_blocks_of(it.slot)).unwrap_or(0),
-                    prefill_tokens: member.map_or(0, |member| member.prefill_tokens),
-                }
-            })
-            .collect();
+        let mut standings = state.standings(places, overlaps, request);
         let index = choose(&mut standings)?;
         let (place, standing) = (*places.get(index)?, standings.get(index)?);
         let sequence = self.enter(&mut state, place, *standing, request);
@@ -402,6 +412,34 @@ mod tests {
         };
         assert_eq!(fleet.most_cached(&overlaps, counts), 64);
         assert_eq!(asked.get(), 2);
+    }
+
+    #[test]
+    fn a_place_has_its_own_state_whatever_the_order_of_targets() {
+        let fleet = Arc::new(Fleet::default());
+        let targets = [4, 3, 2].map(|instance| {
+            let target = fleet.new_target();
+            fleet.set_target(place(instance), target);
+            target
+        });
+        let without_owner = fleet.new_target();
+        let targets = targets.into_iter().chain([without_owner]);
+        let overlap = |(target, blocks)| Overlap { target, blocks };
+        let overlaps: Vec<Overlap> = targets.zip([40, 30, 20, 99]).map(overlap).collect();
+        let request = Request {
+            prompt_tokens: 640,
+            block_size: 16,
+            blocks: [BlockHash(1)].into(),
+        };
+        // The first is unknown here, and place 3 is no candidate.
+        let places = [place(1), place(2), place(4)];
+        let mut seen = Vec::new();
+        let look = |standings: &mut [Standing]| {
+            seen = standings.iter().map(|it| it.overlap_blocks).collect();
+            None
+        };
+        assert!(fleet.place(&places, &overlaps, &request, look).is_none());
+        assert_eq!(seen, [0, 20, 40]);
     }
 
     #[test]
