@@ -1,6 +1,7 @@
 //! [`Selecting`]: the layer for KV-aware selection.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -152,30 +153,17 @@ impl Selecting {
         candidates: &[Candidate],
     ) -> Option<(usize, Sequence)> {
         let mean_blocks = *self.mean_blocks.lock();
-        let (places, owners) = self.places(candidates, asked.rank);
-        let favourite = places.iter().position(|p| Some(*p) == asked.favourite);
+        let places = self.places(candidates, asked.rank);
+        let favourite = (asked.favourite).and_then(|place| places.binary_search(&place).ok());
         let distrusted = self.distrusted(candidates);
         let mut weighed = Weighed::default();
         let choose = |standings: &mut [Standing]| {
             for (place, standing) in places.iter().zip(standings.iter_mut()) {
-                if distrusted.contains(&place.instance) {
+                if distrusted.binary_search(&place.instance).is_ok() {
                     standing.overlap_blocks = 0;
                 }
             }
-            let mut ours = vec![0; candidates.len()];
-            for (owner, standing) in owners.iter().zip(standings.iter()) {
-                if let Some(blocks) = ours.get_mut(*owner) {
-                    *blocks += standing.active_blocks;
-                }
-            }
-            let works = owners.iter().zip(standings.iter());
-            let works = works.filter_map(|(owner, standing)| {
-                let candidate = candidates.get(*owner)?;
-                let others = others(candidate, *ours.get(*owner)?, mean_blocks);
-                let others = others / f64::from(self.ranks(candidate));
-                Some(work(request, standing, others))
-            });
-            let works = works.collect();
+            let works = self.works(asked.rank, request, candidates, standings, mean_blocks);
             let KvConfig {
                 overlap_score_weight,
                 affinity_blocks,
@@ -192,7 +180,35 @@ impl Selecting {
             let pool = self.metrics.pool();
             explanation.add(explain::by_cost(pool, request, &places, &weighed, index));
         }
-        Some((*owners.get(index)?, sequence))
+        // The candidates are ordered by id.
+        let instance = sequence.place.instance;
+        let owner = candidates.binary_search_by_key(&instance, |candidate| candidate.instance);
+        Some((owner.ok()?, sequence))
+    }
+
+    /// Returns the work of each place, from the places' states; the places of a candidate follow one another.
+    fn works(
+        &self,
+        named: Option<u32>,
+        request: &Request,
+        candidates: &[Candidate],
+        standings: &[Standing],
+        mean_blocks: f64,
+    ) -> Vec<Work> {
+        let mut works = Vec::with_capacity(standings.len());
+        let mut rest = standings;
+        for candidate in candidates {
+            let ranks = self.ranks(candidate);
+            let Some((its, later)) = rest.split_at_checked(ranks_to_choose(ranks, named).len())
+            else {
+                break;
+            };
+            rest = later;
+            let ours = its.iter().map(|standing| standing.active_blocks).sum();
+            let others = others(candidate, ours, mean_blocks) / f64::from(ranks);
+            works.extend(its.iter().map(|standing| work(request, standing, others)));
+        }
+        works
     }
 
     /// Returns the instances whose index entries are too incomplete to trust.
@@ -214,23 +230,15 @@ impl Selecting {
         }
     }
 
-    /// Returns the places where a request may run, in order, with the candidate of each: every rank of each candidate, or only
-    /// the named rank.
-    fn places(&self, candidates: &[Candidate], named: Option<u32>) -> (Vec<Place>, Vec<usize>) {
-        let places = candidates
-            .iter()
-            .enumerate()
-            .flat_map(|(owner, candidate)| {
-                let ranks = self.ranks(candidate);
-                // An engine without the named rank refuses the request.
-                let ranks = match named {
-                    Some(rank) if rank < ranks => rank..rank + 1,
-                    Some(_) | None => 0..ranks,
-                };
-                let instance = candidate.instance;
-                ranks.map(move |rank| (Place { instance, rank }, owner))
-            });
-        places.unzip()
+    /// Returns the places where a request may run, in order.
+    fn places(&self, candidates: &[Candidate], named: Option<u32>) -> Vec<Place> {
+        let mut places = Vec::with_capacity(candidates.len());
+        for candidate in candidates {
+            let instance = candidate.instance;
+            let ranks = ranks_to_choose(self.ranks(candidate), named);
+            places.extend(ranks.map(|rank| Place { instance, rank }));
+        }
+        places
     }
 
     /// Looks up the prompt's blocks, after dropping expired assumptions.
@@ -350,6 +358,15 @@ impl Selecting {
     }
 }
 
+/// Returns those of a candidate's ranks that a request may choose: each, or only the named one.
+fn ranks_to_choose(ranks: u32, named: Option<u32>) -> Range<u32> {
+    match named {
+        Some(rank) if rank < ranks => rank..rank + 1,
+        // An engine without the named rank refuses the request.
+        Some(_) | None => 0..ranks,
+    }
+}
+
 /// Returns the place of an instance whose engine chooses the rank.
 fn any_rank(instance: InstanceId) -> Place {
     Place { instance, rank: 0 }
@@ -453,7 +470,7 @@ impl Route for Selecting {
         };
         let adapter = request.adapter.as_deref();
         let most = (self.indexed.fleet).most_cached(lookup.overlaps(), |instance| {
-            !distrusted.contains(&instance) && self.client.may_take(instance, adapter)
+            distrusted.binary_search(&instance).is_err() && self.client.may_take(instance, adapter)
         });
         self.keep(lookup);
         most.saturating_mul(read.block_size)
