@@ -143,14 +143,15 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         wanted: Wanted<'_>,
         choose: impl FnOnce(&[Candidate]) -> Option<usize>,
     ) -> Result<Arc<Instance>, EngineError> {
-        let (live, candidates) = self.instances.candidates(tried, wanted);
+        let map = self.instances.all();
+        let (live, candidates) = self.instances.candidates(&map, tried, wanted);
         let chosen = if live.is_empty() {
             None
         } else {
             choose(&candidates)
         };
         chosen
-            .and_then(|index| live.get(index))
+            .and_then(|index| live.get(index).copied())
             .cloned()
             .ok_or_else(|| self.none_available(wanted.adapter))
     }

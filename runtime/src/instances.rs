@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::handles::Load;
@@ -37,6 +37,8 @@ pub(crate) struct Instance {
     /// Number of our requests at which it is full, as last published; `usize::MAX` if unknown.
     max_ours: AtomicUsize,
     shown: Mutex<Shown>,
+    /// Whether `shown` says anything. Each request asks this of every instance, and takes no lock where it is false.
+    has_shown: AtomicBool,
 }
 
 /// What calls to an instance have revealed.
@@ -88,6 +90,7 @@ impl Instance {
             kv_events: AtomicU64::new(0),
             max_ours: AtomicUsize::new(usize::MAX),
             shown: Mutex::default(),
+            has_shown: AtomicBool::new(false),
         }
     }
 
@@ -103,6 +106,7 @@ impl Instance {
             kv_events: copy(&self.kv_events),
             max_ours: AtomicUsize::new(self.max_ours.load(Ordering::Relaxed)),
             shown: Mutex::default(),
+            has_shown: AtomicBool::new(false),
         }
     }
 
@@ -155,30 +159,52 @@ impl Instance {
         }
     }
 
+    /// What calls have revealed.
+    fn shown(&self) -> Shown {
+        match self.has_shown.load(Ordering::Relaxed) {
+            true => *self.shown.lock(),
+            false => Shown::default(),
+        }
+    }
+
+    /// Changes what calls have revealed.
+    fn show(&self, change: impl FnOnce(&mut Shown)) {
+        let mut shown = self.shown.lock();
+        change(&mut shown);
+        let says_something = shown.down_until.is_some() || shown.refusal.is_some();
+        self.has_shown.store(says_something, Ordering::Relaxed);
+    }
+
     /// Skips the instance for a while.
     pub(crate) fn mark_down(&self) {
-        self.shown.lock().down_until = Some(Instant::now() + DOWN_TIME);
+        let until = Instant::now() + DOWN_TIME;
+        self.show(|shown| shown.down_until = Some(until));
     }
 
     fn is_down(&self) -> bool {
-        let mut shown = self.shown.lock();
-        let is_down = (shown.down_until).is_some_and(|until| Instant::now() < until);
+        let Some(until) = self.shown().down_until else {
+            return false;
+        };
+        let is_down = Instant::now() < until;
         if !is_down {
-            shown.down_until = None;
+            // Unless it was marked again meanwhile.
+            self.show(|shown| shown.down_until = shown.down_until.filter(|it| *it > until));
         }
         is_down
     }
 
     /// It accepted a request.
     pub(crate) fn took(&self) {
-        self.shown.lock().refusal = None;
+        if self.shown().refusal.is_some() {
+            self.show(|shown| shown.refusal = None);
+        }
     }
 
     /// It refused a request as full; the request is still counted in.
     pub(crate) fn refused(&self) {
         let ours = self.in_flight.load(Ordering::Relaxed).saturating_sub(1);
         let at = Instant::now();
-        self.shown.lock().refusal = Some(Refusal { at, ours });
+        self.show(|shown| shown.refusal = Some(Refusal { at, ours }));
     }
 
     /// Whether there is evidence that it has no room.
@@ -189,7 +215,7 @@ impl Instance {
     /// Whether it has room, by its published load and by the results of calls.
     fn room(&self) -> Room {
         let ours = self.in_flight.load(Ordering::Relaxed);
-        let refusal = self.shown.lock().refusal;
+        let refusal = self.shown().refusal;
         // If one of our requests has ended since, it has room.
         let refused = refusal.filter(|refusal| refusal.ours <= ours);
         let refused = refused.map(|refusal| refusal.at);
@@ -357,34 +383,39 @@ impl Instances {
         wanted: Wanted<'_>,
     ) -> Vec<&'a Arc<Instance>> {
         let is_wanted = wanted.among(map);
-        let untried: Vec<_> = map
-            .values()
-            .filter(|instance| is_wanted(instance))
-            .filter(|instance| !tried.contains(&instance.record.instance))
-            .collect();
+        let is_untried = |instance: &&Arc<Instance>| {
+            is_wanted(instance) && !tried.contains(&instance.record.instance)
+        };
         let is_live = |instance: &&Arc<Instance>| {
             !instance.is_down() && self.plane.is_reachable(&instance.record.address)
         };
-        let live: Vec<_> = untried.iter().copied().filter(is_live).collect();
-        if live.is_empty() { untried } else { live }
+        let mut live: Vec<&'a Arc<Instance>> = Vec::with_capacity(map.len());
+        live.extend(map.values().filter(is_untried).filter(is_live));
+        if live.is_empty() {
+            live.extend(map.values().filter(is_untried));
+        }
+        live
     }
 
-    /// The [live](Self::live) instances that may have room, ordered by id.
-    pub(crate) fn candidates(
+    /// The [live](Self::live) instances of `map` that may have room, ordered by id, and what is known of each.
+    pub(crate) fn candidates<'a>(
         &self,
+        map: &'a BTreeMap<InstanceId, Arc<Instance>>,
         tried: &Tried,
         wanted: Wanted<'_>,
-    ) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
-        let map = self.all();
-        let live = with_room(self.live(&map, &tried.instances, wanted), tried.refusals);
+    ) -> (Vec<&'a Arc<Instance>>, Vec<Candidate>) {
+        let live = with_room(self.live(map, &tried.instances, wanted), tried.refusals);
         let candidates = live.iter().map(|instance| instance.candidate()).collect();
-        (live.into_iter().cloned().collect(), candidates)
+        (live, candidates)
     }
 }
 
 /// The instances that may have room for a request after `refusals` refusals by instances that looked full, ordered by id. If all
 /// look full, the data may be stale: returns as many as may still refuse, those most likely to have room by now.
 fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> {
+    if live.iter().all(|instance| instance.room() == Room::Likely) {
+        return live;
+    }
     let now = Instant::now();
     let rooms = live.into_iter().map(|instance| (instance.room(), instance));
     let mut rooms: Vec<_> = rooms.collect();
@@ -433,7 +464,9 @@ mod tests {
         for change in [snapshot, Change::Put] {
             let instances = instances(0);
             let load = || {
-                let (_, candidates) = instances.candidates(&Tried::default(), Wanted::default());
+                let map = instances.all();
+                let (_, candidates) =
+                    instances.candidates(&map, &Tried::default(), Wanted::default());
                 candidates[0].load
             };
             instances.apply(Change::Snapshot(vec![entry("here", 10)]));
@@ -465,7 +498,8 @@ mod tests {
             refusals,
             ..Tried::default()
         };
-        let (_, candidates) = instances.candidates(&tried, Wanted::default());
+        let map = instances.all();
+        let (_, candidates) = instances.candidates(&map, &tried, Wanted::default());
         candidates.iter().map(|it| it.instance.0).collect()
     }
 
@@ -492,6 +526,17 @@ mod tests {
         assert_eq!(candidates(&instances, 1), [2]);
         instances.get(InstanceId(1)).unwrap().took();
         assert_eq!(candidates(&instances, 1), [1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_failed_is_skipped_for_a_while() {
+        let instances = instances(2);
+        let one = instances.get(InstanceId(1)).unwrap();
+        one.mark_down();
+        assert_eq!(candidates(&instances, 0), [2]);
+        tokio::time::sleep(DOWN_TIME).await;
+        assert_eq!(candidates(&instances, 0), [1, 2]);
+        assert!(!one.has_shown.load(Ordering::Relaxed));
     }
 
     #[test]
