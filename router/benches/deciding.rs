@@ -7,8 +7,9 @@
 //! - `request`: a request with that prompt through the layers to an in-process worker whose single token is ready. The extra time
 //!   of `kv` over `round-robin` is the choice: hashing 1,024 tokens, the lookup, each worker's cost, and counting the request's
 //!   work.
-//! - `full`: the same with 999 of 1,000 workers filled by others. `kv` learns of it from their loads, `round-robin` from
-//!   refusals.
+//! - `busy`: the same as `request` with four open requests a worker, whose prompts share the first 16 blocks with that prompt.
+//! - `full`: the same as `request` with 999 of 1,000 workers filled by others. `kv` learns of it from their loads, `round-robin`
+//!   from refusals.
 
 #![expect(
     clippy::unwrap_used,
@@ -218,8 +219,25 @@ async fn one_token(way: &dyn Generate, prompt: &[u32]) {
     }
 }
 
-/// Benchmarks requests through the layers over a number of workers, of which others have filled `small`.
-fn through_layers(criterion: &mut Criterion, name: &str, workers: u32, small: u32) {
+/// Begins requests that stay open, until the answers are dropped. Each has its own prompt after the shared blocks.
+async fn begin(way: &dyn Generate, requests: u32) -> Vec<OutputStream> {
+    let shared = SHARED_BLOCKS * usize::try_from(BLOCK_TOKENS.get()).unwrap();
+    let mut answers = Vec::new();
+    for number in 1..=requests {
+        let mut tokens = prompt();
+        for token in tokens.iter_mut().skip(shared) {
+            *token += number * PROMPT_TOKENS;
+        }
+        let request = GenerateRequest::from_tokens("m", tokens);
+        let answer = way.generate(request, RequestContext::new("r")).await;
+        answers.push(answer.unwrap());
+    }
+    answers
+}
+
+/// Benchmarks requests through the layers over a number of workers. Others have filled `small` of them, and `open` requests went
+/// through the same layers before.
+fn through_layers(criterion: &mut Criterion, name: &str, workers: u32, small: u32, open: u32) {
     let threads = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -230,9 +248,11 @@ fn through_layers(criterion: &mut Criterion, name: &str, workers: u32, small: u3
     let answers = threads.block_on(fleet.fill(small));
     for mode in MODES {
         let way = threads.block_on(fleet.way(mode));
+        let open = threads.block_on(begin(&*way, open));
         group.bench_function(BenchmarkId::new(mode.to_string(), workers), |bencher| {
             bencher.iter(|| threads.block_on(one_token(&*way, &prompt)));
         });
+        drop(open);
     }
     drop(answers);
     threads.block_on(fleet.stop());
@@ -241,13 +261,17 @@ fn through_layers(criterion: &mut Criterion, name: &str, workers: u32, small: u3
 
 fn request(criterion: &mut Criterion) {
     for workers in WORKERS {
-        through_layers(criterion, "request", workers, 0);
+        through_layers(criterion, "request", workers, 0, 0);
     }
 }
 
-fn full(criterion: &mut Criterion) {
-    through_layers(criterion, "full", 1000, 999);
+fn busy(criterion: &mut Criterion) {
+    through_layers(criterion, "busy", 1000, 0, 4000);
 }
 
-criterion_group!(benches, lookup, request, full);
+fn full(criterion: &mut Criterion) {
+    through_layers(criterion, "full", 1000, 999, 0);
+}
+
+criterion_group!(benches, lookup, request, busy, full);
 criterion_main!(benches);
