@@ -455,7 +455,7 @@ mod tests {
 
     use super::*;
     use crate::mutants::capable::capable;
-    use crate::mutants::fault::{Fault, faulty};
+    use crate::mutants::fault::{Fault, Inner, faulty};
 
     fn trial() -> Trial {
         let factory = |_: &Scenario| -> Subject { unreachable!("no engine is built") };
@@ -496,7 +496,7 @@ mod tests {
 
     #[async_trait]
     impl Fault for GivesBack {
-        async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+        async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
             tokio::time::sleep(self.time).await;
             self.is_free.store(true, Ordering::Relaxed);
             inner.cleanup().await

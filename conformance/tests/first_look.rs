@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use genset_backend_common::{EngineConfig, EngineError, LLMEngine, StartContext, async_trait};
+use genset_backend_common::{EngineConfig, EngineError, StartContext, async_trait};
 use genset_conformance::mutants::capable::capable;
-use genset_conformance::mutants::fault::{Fault, faulty};
+use genset_conformance::mutants::fault::{Fault, Inner, faulty};
 use genset_conformance::{
     Factory, Options, Scenario, SkipReason, Verdict, find, run_check, run_conformance_with,
 };
@@ -19,11 +19,7 @@ struct BadStarts {
 
 #[async_trait]
 impl Fault for BadStarts {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         let less = |left: u32| left.checked_sub(1);
         let is_bad = self
             .left

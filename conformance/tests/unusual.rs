@@ -20,13 +20,13 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{self, Finish, TokenChunk};
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine, Output, OutputStream,
+    EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, Output, OutputStream,
     RequestContext, RequestField, Role, StartContext, TokenId, async_trait,
     config::SamplingOption,
     handles::{Load, LoadPublisher},
 };
 use genset_conformance::mutants::capable::capable;
-use genset_conformance::mutants::fault::{Call, Fault, faulty, held_to_end};
+use genset_conformance::mutants::fault::{Call, Fault, Inner, faulty, held_to_end};
 use genset_conformance::mutants::text::spelled;
 use genset_conformance::mutants::{Clean, controls};
 use genset_conformance::{
@@ -115,12 +115,8 @@ impl Fault for Biased {
         can.roles = [Role::Aggregated].into();
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (request, ctx) = (call.request, call.ctx);
         let plain = inner.generate(request.clone(), ctx.clone()).await?;
         if request.sampling.logit_bias.is_empty() {
             return Ok(plain);
@@ -179,13 +175,8 @@ impl Fault for Seats {
         config.max_num_seqs = u32::try_from(self.seats).ok();
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = inner.generate(request, ctx).await?;
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let outputs = inner.generate(call.request, call.ctx).await?;
         let taken = self.taken.fetch_add(1, Ordering::AcqRel);
         let seat = Seat(Arc::clone(&self.taken));
         if taken >= self.seats {
@@ -289,24 +280,19 @@ impl Fault for Waits {
         config.capabilities.roles = [Role::Aggregated].into();
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
         let waiting = Counted::new(&self.told, |load| &mut load.waiting_requests);
         let seat = tokio::select! {
-            () = ctx.cancelled() => None,
+            () = call.ctx.cancelled() => None,
             seat = Arc::clone(&self.free).acquire_owned() => seat.ok(),
         };
         drop(waiting);
-        let outputs = inner.generate(request, ctx).await?;
+        let outputs = inner.generate(call.request, call.ctx).await?;
         let running = Counted::new(&self.told, |load| &mut load.running_requests);
         Ok(held_to_end(outputs, seat.map(|seat| (seat, running))))
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         inner.cleanup().await?;
         // The inner engine refuses requests that still wait.
         self.free.close();
@@ -332,14 +318,9 @@ const STEP: Duration = Duration::from_millis(32);
 
 #[async_trait]
 impl Fault for Blocks {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let mut outputs = inner.generate(request, ctx.clone()).await?;
-        Ok(output::stream(ctx, move |out| async move {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let mut outputs = inner.generate(call.request, call.ctx.clone()).await?;
+        Ok(output::stream(call.ctx, move |out| async move {
             loop {
                 tokio::time::sleep(STEP).await;
                 let mut block = TokenChunk::default();
@@ -377,14 +358,9 @@ struct MildPenalties;
 
 #[async_trait]
 impl Fault for MildPenalties {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        if request.sampling.repetition_penalty <= Some(2.0) {
-            return inner.generate(request, ctx).await;
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        if call.request.sampling.repetition_penalty <= Some(2.0) {
+            return inner.generate(call.request, call.ctx).await;
         }
         let at = RequestField::RepetitionPenalty;
         let error = EngineError::invalid_argument(at, "must be at most 2");
@@ -457,11 +433,7 @@ struct Veteran {
 
 #[async_trait]
 impl Fault for Veteran {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         let config = inner.start(ctx).await?;
         let asked = self.asked.lock().clone();
         for request in asked {

@@ -6,10 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    async_trait,
-};
+use genset_backend_common::{EngineConfig, EngineError, OutputStream, async_trait};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use tokio::sync::{Mutex, Semaphore};
 
@@ -17,7 +14,7 @@ use super::find;
 use crate::check::CheckResult;
 use crate::limits::Limits;
 use crate::mutants::Clean;
-use crate::mutants::fault::{Fault, faulty, held_to_end};
+use crate::mutants::fault::{Call, Fault, Inner, faulty, held_to_end};
 use crate::mutants::slotted::slotted;
 use crate::subject::{Factory, Scenario, Subject};
 use crate::trial::{Trial, Variation};
@@ -56,14 +53,9 @@ impl Fault for Turns {
         config.max_num_seqs = self.seats;
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
         let seat = Arc::clone(&self.free).acquire_owned().await.ok();
-        let outputs = inner.generate(request, ctx).await?;
+        let outputs = inner.generate(call.request, call.ctx).await?;
         let device = Arc::clone(&self.device);
         let items = outputs.then(move |item| {
             let device = Arc::clone(&device);

@@ -1,16 +1,14 @@
 //! Engines that take whole bodies of OpenAI's API, with chat messages or alone, and the faults that the check of WB catches.
 
-use std::sync::Arc;
-
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::TextChunk;
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, RequestField, async_trait, config::InputKind,
+    EngineConfig, EngineError, Input, Output, OutputStream, RequestField, async_trait,
+    config::InputKind,
 };
 use serde_json::{Value, json};
 
-use super::fault::{Fault, faulty, raw};
+use super::fault::{Call, Fault, Inner, faulty, raw};
 use super::text::spelled;
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
@@ -135,12 +133,8 @@ impl Fault for Bodies {
         }
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (mut request, ctx) = (call.request, call.ctx);
         let Input::Text(text) = &request.input else {
             return inner.generate(request, ctx).await;
         };

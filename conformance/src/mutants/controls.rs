@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use genset_backend_common::{
-    EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
-    OutputStream, RequestContext, RequestField, async_trait,
+    EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input, OutputStream,
+    RequestField, async_trait,
     controls::{Adapter, SleepLevel},
 };
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::cut::{Then, cut_after};
-use super::fault::{Fault, at_tokens, others, with_fault};
+use super::fault::{Call, Fault, Inner, at_tokens, others, with_fault};
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
 
@@ -213,18 +213,13 @@ impl Fault for Operated {
         config.capabilities.adapters = true;
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, mut call: Call) -> Result<OutputStream, EngineError> {
         let Admitted {
             change,
             mut gone,
             place,
-        } = self.admit(&mut request)?;
-        let outputs = inner.generate(request, ctx).await?;
+        } = self.admit(&mut call.request)?;
+        let outputs = inner.generate(call.request, call.ctx).await?;
         let outputs = at_tokens(outputs, move |chunk| {
             let _until_the_end = &place;
             let tokens = chunk.token_ids.iter_mut();
@@ -240,7 +235,7 @@ impl Fault for Operated {
         }))
     }
 
-    fn controls<'a>(&'a self, _inner: &'a Arc<dyn LLMEngine>) -> Option<&'a dyn EngineControls> {
+    fn controls<'a>(&'a self, _inner: &'a Inner) -> Option<&'a dyn EngineControls> {
         Some(self)
     }
 }

@@ -1,16 +1,13 @@
 //! An engine with embeddings, and faults that the checks of EM catch.
 
-use std::sync::Arc;
-
 use genset_backend_common::{
-    EngineConfig, EngineError, Finish, GenerateRequest, Input, LLMEngine, OutputStream,
-    RequestContext, TokenId, async_trait,
+    EngineConfig, EngineError, Finish, Input, OutputStream, TokenId, async_trait,
     config::{Deviation, InputKind},
     output,
 };
 
 use super::Mutant;
-use super::fault::{Fault, digest, with_fault};
+use super::fault::{Call, Fault, Inner, digest, with_fault};
 
 pub(super) const CONTROLS: &[Mutant] = &[
     Mutant {
@@ -161,18 +158,13 @@ impl Fault for Embeds {
         config.capabilities.deviations.extend(self.deviations);
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let Input::Embed(inputs) = &request.input else {
-            return inner.generate(request, ctx).await;
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let Input::Embed(inputs) = &call.request.input else {
+            return inner.generate(call.request, call.ctx).await;
         };
         let mut embeddings = inputs.iter().map(|input| embedding(input)).collect();
         (self.wrong)(&mut embeddings, inputs);
-        Ok(output::stream(ctx, |out| async move {
+        Ok(output::stream(call.ctx, |out| async move {
             out.embeddings(embeddings).await?;
             Ok(Finish::stop())
         }))

@@ -12,8 +12,11 @@ use genset_backend_common::{
 use super::Clean;
 use crate::subject::{Scenario, Subject};
 
+/// The clean engine that a fault wraps.
+pub type Inner = Arc<dyn LLMEngine>;
+
 /// A request and its context.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Call {
     /// The request.
     pub request: GenerateRequest,
@@ -23,18 +26,14 @@ pub struct Call {
     pub config: Option<Arc<EngineConfig>>,
 }
 
-/// One fault. `inner` is the clean engine.
+/// One fault.
 #[async_trait]
 pub trait Fault: Send + Sync + 'static {
     /// In place of the clean engine's start.
     ///
     /// # Errors
     /// As [`LLMEngine::start`].
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         inner.start(ctx).await
     }
 
@@ -48,13 +47,8 @@ pub trait Fault: Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`LLMEngine::generate`].
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        inner.generate(request, ctx).await
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        inner.generate(call.request, call.ctx).await
     }
 
     /// Changes what the clean engine is asked.
@@ -71,7 +65,7 @@ pub trait Fault: Send + Sync + 'static {
     }
 
     /// In place of the clean engine's abort.
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         inner.abort(ctx).await;
     }
 
@@ -79,11 +73,7 @@ pub trait Fault: Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`LLMEngine::drain`].
-    async fn drain(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: DrainContext,
-    ) -> Result<(), EngineError> {
+    async fn drain(&self, inner: &Inner, ctx: DrainContext) -> Result<(), EngineError> {
         inner.drain(ctx).await
     }
 
@@ -91,19 +81,19 @@ pub trait Fault: Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`LLMEngine::cleanup`].
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         inner.cleanup().await
     }
 
     /// In place of the clean engine's controls.
-    fn controls<'a>(&'a self, inner: &'a Arc<dyn LLMEngine>) -> Option<&'a dyn EngineControls> {
+    fn controls<'a>(&'a self, inner: &'a Inner) -> Option<&'a dyn EngineControls> {
         inner.controls()
     }
 }
 
 /// A clean engine with a fault.
 struct Faulty {
-    inner: Arc<dyn LLMEngine>,
+    inner: Inner,
     fault: Box<dyn Fault>,
     config: OnceLock<Arc<EngineConfig>>,
 }
@@ -130,8 +120,7 @@ impl LLMEngine for Faulty {
             config,
         };
         self.fault.ask(&mut call)?;
-        let (request, ctx) = (call.request.clone(), call.ctx.clone());
-        let outputs = self.fault.generate(&self.inner, request, ctx).await?;
+        let outputs = self.fault.generate(&self.inner, call.clone()).await?;
         Ok(self.fault.answer(&call, outputs))
     }
 

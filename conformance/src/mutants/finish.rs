@@ -1,17 +1,15 @@
 //! Faults that the checks of FN catch.
 
-use std::sync::Arc;
-
 use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
-    CancelReason, EngineConfig, EngineError, FinishReason, GenerateRequest, Input, LLMEngine,
-    OutputStream, RequestContext, async_trait,
+    CancelReason, EngineConfig, EngineError, FinishReason, GenerateRequest, Input, OutputStream,
+    RequestContext, async_trait,
 };
 use parking_lot::Mutex;
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Call, Fault, asked, at_end, deaf, ended, mending, with_fault};
+use super::fault::{Call, Fault, Inner, asked, at_end, deaf, ended, mending, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -170,20 +168,15 @@ struct OwnEnd;
 
 #[async_trait]
 impl Fault for OwnEnd {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let stop = &mut request.stop;
+    async fn generate(&self, inner: &Inner, mut call: Call) -> Result<OutputStream, EngineError> {
+        let stop = &mut call.request.stop;
         let is_later = stop.max_tokens.is_some_and(|most| most <= OWN_END_TOKENS);
         if stop.ignore_eos || is_later {
-            return inner.generate(request, ctx).await;
+            return inner.generate(call.request, call.ctx).await;
         }
         stop.max_tokens = Some(OWN_END_TOKENS);
         stop.min_tokens = stop.min_tokens.min(OWN_END_TOKENS);
-        let outputs = inner.generate(request, ctx).await?;
+        let outputs = inner.generate(call.request, call.ctx).await?;
         Ok(at_end(outputs, |finished| {
             if finished.reason == FinishReason::Length {
                 finished.reason = FinishReason::Stop;
@@ -220,7 +213,7 @@ impl Fault for StaleCancel {
         Ok(())
     }
 
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         self.aborted.lock().push(ctx.id().to_owned());
         inner.abort(ctx).await;
     }

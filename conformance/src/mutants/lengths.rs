@@ -1,18 +1,15 @@
 //! Faults that show only after the first dozen tokens: of an answer, of a list, of a prompt, of the context.
 
-use std::sync::Arc;
-
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{
-    EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream, RequestContext, TokenId,
-    async_trait,
+    EngineError, GenerateRequest, Input, Output, OutputStream, TokenId, async_trait,
 };
 use parking_lot::Mutex;
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Call, Fault, asked, ended, raw, with_fault};
+use super::fault::{Call, Fault, Inner, asked, ended, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -212,12 +209,8 @@ struct Stopping(Stops);
 
 #[async_trait]
 impl Fault for Stopping {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (mut request, ctx) = (call.request, call.ctx);
         let stop = std::mem::take(&mut request.stop);
         request.stop.max_tokens = stop.max_tokens;
         request.stop.ignore_eos = true;

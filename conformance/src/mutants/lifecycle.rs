@@ -1,18 +1,17 @@
 //! Faults that the checks of LC catch.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    EngineConfig, EngineError, LLMEngine, OutputStream, Role, StartContext, async_trait,
+    EngineConfig, EngineError, OutputStream, Role, StartContext, async_trait,
 };
 use parking_lot::{Condvar, Mutex};
 use tokio::task::JoinSet;
 
 use super::Mutant;
-use super::fault::{Call, Declares, Fault, raw, with_fault};
+use super::fault::{Call, Declares, Fault, Inner, raw, with_fault};
 use super::shutdown::{leave_a_file, park_a_thread};
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -147,7 +146,7 @@ impl Fault for DoublesOnStart {
         self.schedulers.lock().spawn(std::future::pending());
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         self.schedulers.lock().abort_all();
         inner.cleanup().await
     }
@@ -170,11 +169,7 @@ struct OrphanLoader {
 
 #[async_trait]
 impl Fault for OrphanLoader {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         let loader = tokio::runtime::Handle::current().spawn(std::future::pending::<()>());
         tokio::time::sleep(Duration::from_millis(10)).await;
         let started = inner.start(ctx).await.inspect_err(|_| loader.abort())?;
@@ -182,7 +177,7 @@ impl Fault for OrphanLoader {
         Ok(started)
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         if let Some(loader) = self.loader.lock().take() {
             loader.abort();
         }
@@ -194,11 +189,7 @@ struct InternalForRoles;
 
 #[async_trait]
 impl Fault for InternalForRoles {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         if ctx.role != Role::Aggregated {
             return Err(EngineError::internal("the engine failed to start"));
         }
@@ -254,7 +245,7 @@ impl Fault for TakesTheDevice {
         }
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         self.give_back();
         inner.cleanup().await
     }
@@ -299,11 +290,7 @@ impl Drop for Loader {
 
 #[async_trait]
 impl Fault for LeavesLoader {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         let mut loader = Loader { is_joined: false };
         tokio::task::yield_now().await;
         loader.is_joined = true;
@@ -315,11 +302,7 @@ struct LeavesLockFile;
 
 #[async_trait]
 impl Fault for LeavesLockFile {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         inner.start(ctx).await.inspect_err(|_| leave_a_file())
     }
 }

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use genset_backend_common::output::{self, Finish, OutputWriter, TokenChunk};
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, TokenId, async_trait,
+    EngineConfig, EngineError, ErrorKind, Output, OutputStream, TokenId, async_trait,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Mutant;
-use super::fault::{Fault, finish_of, with_fault};
+use super::fault::{Call, Fault, Inner, finish_of, with_fault};
 
 /// Tokens per KV block.
 const BLOCK_TOKENS: usize = 16;
@@ -134,12 +133,8 @@ impl Fault for Paged {
         config.max_num_seqs = Some(SEQUENCES);
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (mut request, ctx) = (call.request, call.ctx);
         let prompt_tokens = usize::try_from(ctx.prompt_tokens()).unwrap_or(usize::MAX);
         let max_tokens = request.max_tokens(CONTEXT_TOKENS);
         request.stop.max_tokens = Some(max_tokens);

@@ -11,13 +11,13 @@ use genset_backend_common::prometheus::encoding::{EncodeMetric, MetricEncoder};
 use genset_backend_common::prometheus::metrics::MetricType;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::{
-    EngineConfig, EngineError, HealthReporter, LLMEngine, OutputStream, StartContext, async_trait,
+    EngineConfig, EngineError, HealthReporter, OutputStream, StartContext, async_trait,
     handles::{Load, LoadPublisher},
 };
 use parking_lot::Mutex;
 
 use super::Mutant;
-use super::fault::{Call, Declares, Fault, raw, with_fault};
+use super::fault::{Call, Declares, Fault, Inner, raw, with_fault};
 use super::slotted::{SlotFault, with_slots};
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -248,7 +248,7 @@ impl Fault for DiesOfCleanup {
         *self.health.lock() = ctx.health.clone();
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         self.health
             .lock()
             .report_dead("the scheduler thread is gone");

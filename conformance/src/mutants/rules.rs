@@ -1,17 +1,15 @@
 //! Faults that the rules of the reader catch: each shows in a stream that no other check examines closely.
 
-use std::sync::Arc;
-
 use futures_util::StreamExt;
 use genset_backend_common::{
-    EngineError, FinishReason, HealthReporter, LLMEngine, Output, OutputStream, RequestContext,
-    StartContext, async_trait,
+    EngineError, FinishReason, HealthReporter, Output, OutputStream, RequestContext, StartContext,
+    async_trait,
 };
 use parking_lot::Mutex;
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};
-use super::fault::{Call, Fault, at_end, at_tokens, ended, is_last, raw, with_fault};
+use super::fault::{Call, Fault, Inner, at_end, at_tokens, ended, is_last, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -130,7 +128,7 @@ impl Fault for AbortIsDeath {
         *self.health.lock() = ctx.health.clone();
     }
 
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         inner.abort(ctx).await;
         self.health.lock().report_dead("a request's task has ended");
     }

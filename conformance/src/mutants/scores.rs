@@ -1,14 +1,12 @@
 //! An engine that scores pairs, and faults that the checks of SC catch.
 
-use std::sync::Arc;
-
 use genset_backend_common::{
-    EngineConfig, EngineError, Finish, GenerateRequest, Input, LLMEngine, OutputStream,
-    RequestContext, TokenId, async_trait, config::InputKind, output, request::ScorePair,
+    EngineConfig, EngineError, Finish, Input, OutputStream, TokenId, async_trait,
+    config::InputKind, output, request::ScorePair,
 };
 
 use super::Mutant;
-use super::fault::{Fault, digest, with_fault};
+use super::fault::{Call, Fault, Inner, digest, with_fault};
 
 pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     name: "scores",
@@ -107,20 +105,15 @@ impl Fault for Scores {
         config.capabilities.inputs.insert(InputKind::Score);
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let Input::Score(pairs) = &request.input else {
-            return inner.generate(request, ctx).await;
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let Input::Score(pairs) = &call.request.input else {
+            return inner.generate(call.request, call.ctx).await;
         };
         let mut scores = (pairs.iter())
             .map(|pair| score_of(&pair.token_ids))
             .collect();
         self.0(&mut scores, pairs);
-        Ok(output::stream(ctx, |out| async move {
+        Ok(output::stream(call.ctx, |out| async move {
             out.scores(scores).await?;
             Ok(Finish::stop())
         }))

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineError, LLMEngine, OutputStream, StartContext, async_trait,
+    DrainContext, EngineConfig, EngineError, OutputStream, StartContext, async_trait,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::Mutant;
 use super::cut::{Then, cut};
-use super::fault::{Call, Fault, held_to_end, is_last, others, raw, with_fault};
+use super::fault::{Call, Fault, Inner, held_to_end, is_last, others, raw, with_fault};
 use super::slotted::{SlotFault, without_probe};
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -193,11 +193,7 @@ impl Ends {
 
 #[async_trait]
 impl Fault for Ends {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         let started = inner.start(ctx).await;
         match &started {
             Ok(_) => self.is_started.store(true, Ordering::Release),
@@ -209,7 +205,7 @@ impl Fault for Ends {
         started
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         let before = self.cleanups.fetch_add(1, Ordering::AcqRel);
         let is_started = self.is_started.load(Ordering::Acquire);
         let is_start_failed = self.is_start_failed.load(Ordering::Acquire);
@@ -255,18 +251,14 @@ impl Fault for CutsStreams {
         cut(outputs, &self.is_over, self.then.clone())
     }
 
-    async fn drain(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: DrainContext,
-    ) -> Result<(), EngineError> {
+    async fn drain(&self, inner: &Inner, ctx: DrainContext) -> Result<(), EngineError> {
         if self.on_drain {
             self.is_over.send_replace(true);
         }
         inner.drain(ctx).await
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         if !self.on_drain {
             self.is_over.send_replace(true);
         }
@@ -281,11 +273,7 @@ struct DrainsOnce {
 
 #[async_trait]
 impl Fault for DrainsOnce {
-    async fn drain(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: DrainContext,
-    ) -> Result<(), EngineError> {
+    async fn drain(&self, inner: &Inner, ctx: DrainContext) -> Result<(), EngineError> {
         if self.is_drained.swap(true, Ordering::AcqRel) {
             std::future::pending::<()>().await;
         }
@@ -301,7 +289,7 @@ struct CleansUpInPairs {
 
 #[async_trait]
 impl Fault for CleansUpInPairs {
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         if self.under_way.fetch_add(1, Ordering::AcqRel) > 0 {
             std::future::pending::<()>().await;
         }
@@ -341,11 +329,7 @@ impl Fault for CountsTerminals {
         }))
     }
 
-    async fn drain(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: DrainContext,
-    ) -> Result<(), EngineError> {
+    async fn drain(&self, inner: &Inner, ctx: DrainContext) -> Result<(), EngineError> {
         let ended = until(|| self.under_way.load(Ordering::Acquire) == 0);
         drop(tokio::time::timeout(ctx.deadline / 2, ended).await);
         inner.drain(ctx).await
@@ -364,7 +348,7 @@ impl Fault for JoinsReaders {
         held_to_end(outputs, Arc::clone(&self.readers))
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         until(|| others(&self.readers) == 0).await;
         inner.cleanup().await
     }
@@ -380,18 +364,14 @@ struct OneInAProcess;
 
 #[async_trait]
 impl Fault for OneInAProcess {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
         if IS_TORN_DOWN.get() {
             return Err(EngineError::internal("the device context is gone"));
         }
         inner.start(ctx).await
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         IS_TORN_DOWN.set(true);
         inner.cleanup().await
     }
@@ -411,7 +391,7 @@ impl Fault for InternalAfterCleanup {
         }
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         self.is_over.store(true, Ordering::Release);
         inner.cleanup().await
     }
@@ -428,7 +408,7 @@ impl Fault for BlocksOnDrop {
         self.is_running.store(true, Ordering::Release);
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         self.is_running.store(false, Ordering::Release);
         inner.cleanup().await
     }

@@ -11,14 +11,14 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{
-    EngineError, FinishReason, GenerateRequest, LLMEngine, Output, OutputStream, async_trait,
+    EngineError, FinishReason, GenerateRequest, Output, OutputStream, async_trait,
 };
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 
 use super::Mutant;
-use super::fault::{Call, Fault, raw, with_fault};
+use super::fault::{Call, Fault, Inner, raw, with_fault};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -217,7 +217,7 @@ impl Fault for TokensAfterError {
         }))
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         self.is_gone.store(true, Ordering::Relaxed);
         inner.cleanup().await
     }

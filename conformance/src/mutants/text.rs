@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::TextChunk;
 use genset_backend_common::{
-    EngineConfig, EngineError, FinishReason, GenerateRequest, Input, LLMEngine, Output,
-    OutputStream, RequestContext, TokenId, async_trait, config::InputKind,
+    EngineConfig, EngineError, FinishReason, GenerateRequest, Input, Output, OutputStream, TokenId,
+    async_trait, config::InputKind,
 };
 use parking_lot::Mutex;
 
-use super::fault::{Fault, faulty, raw};
+use super::fault::{Call, Fault, Inner, faulty, raw};
 use super::{Clean, Mutant};
 use crate::subject::{Detokenize, Scenario, Subject};
 
@@ -146,12 +146,8 @@ impl Fault for Spelled {
         (can.resume, can.resume_as_prompt, can.max_logprobs) = (false, false, None);
     }
 
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        mut request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (mut request, ctx) = (call.request, call.ctx);
         let is_chat = matches!(&request.input, Input::Chat(_));
         let mut prompt = if is_chat && self.flaw == Flaw::LosesChats {
             vec![0]

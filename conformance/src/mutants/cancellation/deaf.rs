@@ -1,17 +1,15 @@
 //! Engines that notice a cancel late or not at all, or lose the end of a cancelled request.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use genset_backend_common::{
-    CancelReason, EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
-    async_trait,
+    CancelReason, EngineError, Output, OutputStream, RequestContext, async_trait,
 };
 
-use crate::mutants::fault::{Call, Fault, deaf, raw};
+use crate::mutants::fault::{Call, Fault, Inner, deaf, raw};
 
 pub(super) struct Always;
 
@@ -26,12 +24,8 @@ pub(super) struct UntilFirstToken;
 
 #[async_trait]
 impl Fault for UntilFirstToken {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (request, ctx) = (call.request, call.ctx);
         let own = deaf(&ctx);
         let mut outputs = inner.generate(request, own.clone()).await?;
         let first = async move {
@@ -86,16 +80,11 @@ pub(super) struct Heeds(pub(super) fn(&RequestContext, bool) -> bool);
 
 #[async_trait]
 impl Fault for Heeds {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let (own, theirs, heeds) = (deaf(&ctx), ctx.clone(), self.0);
-        let outputs = inner.generate(request, own.clone()).await?;
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (own, theirs, heeds) = (deaf(&call.ctx), call.ctx.clone(), self.0);
+        let outputs = inner.generate(call.request, own.clone()).await?;
         let heeds = move |has_items| heeds(&theirs, has_items);
-        Ok(raw(heeding(outputs, ctx, own, heeds)))
+        Ok(raw(heeding(outputs, call.ctx, own, heeds)))
     }
 }
 

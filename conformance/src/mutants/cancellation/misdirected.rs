@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
-    CancelReason, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    StartContext, async_trait,
+    CancelReason, EngineError, OutputStream, RequestContext, StartContext, async_trait,
 };
 use parking_lot::Mutex;
 
 use super::deaf::heeding;
-use crate::mutants::fault::{Call, Fault, at_tokens, deaf, raw};
+use crate::mutants::fault::{Call, Fault, Inner, at_tokens, deaf, raw};
 
 /// Records the last request that ended by itself: its context, and the request that came after it.
 #[derive(Default)]
@@ -23,12 +22,8 @@ pub(super) struct NextTenant {
 
 #[async_trait]
 impl Fault for NextTenant {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (request, ctx) = (call.request, call.ctx);
         let before = self.ended.lock().take();
         let own = ctx.child();
         let mut outputs = inner.generate(request, own.clone()).await?;
@@ -57,20 +52,15 @@ pub(super) struct Toggle {
 
 #[async_trait]
 impl Fault for Toggle {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let (own, id) = (deaf(&ctx), ctx.id().to_owned());
-        let outputs = inner.generate(request, own.clone()).await?;
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let (own, id) = (deaf(&call.ctx), call.ctx.id().to_owned());
+        let outputs = inner.generate(call.request, own.clone()).await?;
         let revived = Arc::clone(&self.revived);
         let heeds = move |_| !revived.lock().contains(&id);
-        Ok(raw(heeding(outputs, ctx, own, heeds)))
+        Ok(raw(heeding(outputs, call.ctx, own, heeds)))
     }
 
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         self.note(ctx.id());
         inner.abort(ctx).await;
     }
@@ -115,7 +105,7 @@ impl Fault for ByLookup {
         Ok(())
     }
 
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         let running = self.running.lock().clone();
         let mut is_found = false;
         for own in &running {
@@ -153,7 +143,7 @@ impl Fault for ShiftedBatch {
         })
     }
 
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         self.aborts.fetch_add(1, Ordering::Relaxed);
         inner.abort(ctx).await;
     }
@@ -173,7 +163,7 @@ impl Fault for StallsAfterAborts {
         }
     }
 
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         let fewer = |left: usize| Some(left.saturating_sub(1));
         let _ = self
             .left
@@ -194,7 +184,7 @@ impl Fault for AbortNeedsStart {
         self.is_started.store(true, Ordering::Release);
     }
 
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         assert!(self.is_started.load(Ordering::Acquire), "no scheduler");
         inner.abort(ctx).await;
     }
@@ -208,14 +198,14 @@ pub(super) struct LateAbortWaits {
 
 #[async_trait]
 impl Fault for LateAbortWaits {
-    async fn abort(&self, inner: &Arc<dyn LLMEngine>, ctx: &RequestContext) {
+    async fn abort(&self, inner: &Inner, ctx: &RequestContext) {
         if self.is_over.load(Ordering::Acquire) {
             std::future::pending::<()>().await;
         }
         inner.abort(ctx).await;
     }
 
-    async fn cleanup(&self, inner: &Arc<dyn LLMEngine>) -> Result<(), EngineError> {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
         self.is_over.store(true, Ordering::Release);
         inner.cleanup().await
     }

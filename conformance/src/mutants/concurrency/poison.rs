@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt;
-use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream, RequestContext, async_trait,
-};
+use genset_backend_common::{EngineError, ErrorKind, OutputStream, async_trait};
 
-use crate::mutants::fault::{Fault, raw};
+use crate::mutants::fault::{Call, Fault, Inner, raw};
 
 /// After one request was refused for its content, all others fail.
 #[derive(Default)]
@@ -18,13 +16,8 @@ pub(super) struct AfterFailure {
 
 #[async_trait]
 impl Fault for AfterFailure {
-    async fn generate(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        let outputs = match inner.generate(request, ctx).await {
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let outputs = match inner.generate(call.request, call.ctx).await {
             Ok(outputs) => outputs,
             Err(error) => {
                 let is_early = error.kind() == ErrorKind::EngineShutdown;
