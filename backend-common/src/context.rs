@@ -6,7 +6,6 @@
 mod explanation;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
@@ -481,15 +480,12 @@ impl RequestContext {
     }
 }
 
-impl fmt::Debug for RequestContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestContext")
-            .field("id", &self.meta.id)
-            .field("cancelled", &self.cancel_reason())
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_as!(|it| RequestContext {
+    id: it.meta.id,
+    cancelled: it.cancel_reason(),
+    deadline: it.deadline,
+    ..
+});
 
 #[cfg(test)]
 mod tests {

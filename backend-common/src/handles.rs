@@ -4,7 +4,6 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -216,11 +215,7 @@ fn families_together(text: &str) -> String {
     together.concat().concat()
 }
 
-impl fmt::Debug for MetricsRegistry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetricsRegistry").finish_non_exhaustive()
-    }
-}
+crate::debug_as!(|_| MetricsRegistry { .. });
 
 /// The load of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -438,6 +433,8 @@ impl HealthReporter {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
+
     use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
     use prometheus_client::metrics::MetricType;
     use prometheus_client::metrics::counter::Counter;

@@ -16,6 +16,7 @@ pub mod card;
 pub mod config;
 pub mod context;
 pub mod controls;
+mod debug;
 mod engine;
 pub mod error;
 pub mod handles;

@@ -12,7 +12,6 @@ mod stream;
 mod token_ids;
 mod violation;
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -119,14 +118,11 @@ impl FusedStream for OutputStream {
     }
 }
 
-impl fmt::Debug for OutputStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OutputStream")
-            .field("is_terminated", &self.is_terminated)
-            .field("violation", &self.violation)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_as!(|it| OutputStream {
+    is_terminated: it.is_terminated,
+    violation: it.violation,
+    ..
+});
 
 #[cfg(test)]
 mod tests;

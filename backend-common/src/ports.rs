@@ -71,14 +71,11 @@ pub struct Offer {
     pub adapters: watch::Receiver<Vec<Adapter>>,
 }
 
-impl std::fmt::Debug for Offer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Offer")
-            .field("worker_id", &self.worker_id)
-            .field("card", &self.card)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_as!(|it| Offer {
+    worker_id: it.worker_id,
+    card: it.card,
+    ..
+});
 
 /// Connects Workers to the request plane and to discovery.
 #[async_trait]

@@ -219,13 +219,10 @@ impl KvTransfers {
     }
 }
 
-impl fmt::Debug for KvTransfers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KvTransfers")
-            .field("worker_id", &self.shared.worker_id)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_as!(|it| KvTransfers {
+    worker_id: it.shared.worker_id,
+    ..
+});
 
 /// Connects workers in one process without a network: for tests, and for engines used without a Worker.
 #[derive(Clone, Default)]
@@ -261,8 +258,4 @@ impl KvCarrier for LocalKvCarrier {
     }
 }
 
-impl fmt::Debug for LocalKvCarrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalKvCarrier").finish_non_exhaustive()
-    }
-}
+crate::debug_as!(|_| LocalKvCarrier { .. });

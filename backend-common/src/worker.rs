@@ -122,13 +122,10 @@ impl Worker {
     }
 }
 
-impl std::fmt::Debug for Worker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Worker")
-            .field("start", &self.start)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug_as!(|it| Worker {
+    start: it.start,
+    ..
+});
 
 /// How a worker ended, with the error that ended it.
 #[derive(Debug, Clone)]

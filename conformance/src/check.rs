@@ -168,14 +168,11 @@ pub struct Check {
     pub run: fn(Trial) -> CheckFuture,
 }
 
-impl fmt::Debug for Check {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Check")
-            .field("id", &self.id)
-            .field("title", &self.title)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Check {
+    id: it.id,
+    title: it.title,
+    ..
+});
 
 /// Fails a check with a formatted text.
 macro_rules! fail {

@@ -51,14 +51,11 @@ pub struct Mutant {
     pub build: fn(&Clean, &Scenario) -> Subject,
 }
 
-impl std::fmt::Debug for Mutant {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mutant")
-            .field("name", &self.name)
-            .field("killed_by", &self.killed_by)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Mutant {
+    name: it.name,
+    killed_by: it.killed_by,
+    ..
+});
 
 impl Mutant {
     /// A factory of this mutant, based on `clean`.

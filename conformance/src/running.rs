@@ -155,10 +155,4 @@ impl Running {
     }
 }
 
-impl std::fmt::Debug for Running {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Running")
-            .field("ctx", &self.ctx)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Running { ctx: it.ctx, .. });

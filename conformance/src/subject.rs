@@ -159,15 +159,12 @@ impl<E: LLMEngine> From<E> for Subject {
     }
 }
 
-impl std::fmt::Debug for Subject {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Subject")
-            .field("has_probe", &self.probe.is_some())
-            .field("checks_itself", &self.checks_itself)
-            .field("has_process", &self.process.is_some())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Subject {
+    has_probe: it.probe.is_some(),
+    checks_itself: it.checks_itself,
+    has_process: it.process.is_some(),
+    ..
+});
 
 /// Makes a new subject for each check. Closures from a scenario to an engine or a [`Subject`] are factories.
 pub trait Factory: Send + Sync + 'static {

@@ -440,13 +440,10 @@ impl Trial {
     }
 }
 
-impl std::fmt::Debug for Trial {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trial")
-            .field("check", &self.shared.check)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Trial {
+    check: it.shared.check,
+    ..
+});
 
 #[cfg(test)]
 mod tests {

@@ -547,13 +547,10 @@ impl Answer {
     }
 }
 
-impl std::fmt::Debug for Answer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Answer")
-            .field("completion_tokens", &self.completion_tokens)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Answer {
+    completion_tokens: it.completion_tokens,
+    ..
+});
 
 #[cfg(test)]
 mod tests;

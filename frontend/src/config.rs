@@ -2,7 +2,6 @@
 
 mod allowed;
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -383,10 +382,7 @@ pub struct FrontendTls {
     pub key_pem: String,
 }
 
-impl fmt::Debug for FrontendTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FrontendTls")
-            .field("certificate_pem", &self.certificate_pem)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| FrontendTls {
+    certificate_pem: it.certificate_pem,
+    ..
+});

@@ -97,13 +97,7 @@ impl ServedModel {
     }
 }
 
-impl std::fmt::Debug for ServedModel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServedModel")
-            .field("card", &self.card)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| ServedModel { card: it.card, .. });
 
 type ModelMap = Arc<BTreeMap<String, Arc<ServedModel>>>;
 

@@ -121,13 +121,10 @@ impl Migrating {
     }
 }
 
-impl std::fmt::Debug for Migrating {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Migrating")
-            .field("limit", &self.parts.limit)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Migrating {
+    limit: it.parts.limit,
+    ..
+});
 
 #[async_trait]
 impl Generate for Migrating {

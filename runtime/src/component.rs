@@ -225,13 +225,10 @@ pub(crate) async fn until_ended(tasks: &TaskTracker, whose: &'static str) {
     }
 }
 
-impl std::fmt::Debug for Runtime {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Runtime")
-            .field("tasks", &self.tasks())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Runtime {
+    tasks: it.tasks(),
+    ..
+});
 
 /// A namespace of a runtime.
 #[derive(Debug, Clone)]
@@ -445,14 +442,11 @@ impl Drop for Serving {
     }
 }
 
-impl std::fmt::Debug for Serving {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Serving")
-            .field("endpoint", &self.endpoint.name)
-            .field("instance", &self.instance)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Serving {
+    endpoint: it.endpoint.name,
+    instance: it.instance,
+    ..
+});
 
 #[cfg(test)]
 mod tests {

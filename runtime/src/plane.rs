@@ -170,13 +170,10 @@ pub struct Served {
     pub guard: Box<dyn Any + Send + Sync>,
 }
 
-impl std::fmt::Debug for Served {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Served")
-            .field("address", &self.address)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Served {
+    address: it.address,
+    ..
+});
 
 /// Sends a typed request to `address`: directly if the handler is in this process and has these types, otherwise
 /// serialized.
@@ -288,11 +285,7 @@ impl ErasedHandler {
     }
 }
 
-impl std::fmt::Debug for ErasedHandler {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ErasedHandler").finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|_| ErasedHandler { .. });
 
 struct Serialized<Req, Resp> {
     handler: Arc<dyn Handler<Req, Resp>>,

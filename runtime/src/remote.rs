@@ -5,7 +5,6 @@
 
 mod outputs;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,14 +113,11 @@ impl RemoteEngine {
     }
 }
 
-impl fmt::Debug for RemoteEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteEngine")
-            .field("config", &self.config)
-            .field("state", &self.state)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| RemoteEngine {
+    config: it.config,
+    state: it.state,
+    ..
+});
 
 /// The state that `start` builds.
 struct Remote {

@@ -3,8 +3,6 @@
 #[cfg(any(feature = "nats", feature = "tls"))]
 pub(crate) mod pem;
 
-use std::fmt;
-
 /// A process's own certificate. `Debug` omits the private key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TlsIdentity {
@@ -14,10 +12,7 @@ pub struct TlsIdentity {
     pub key_pem: String,
 }
 
-impl fmt::Debug for TlsIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsIdentity")
-            .field("certificate_pem", &self.certificate_pem)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| TlsIdentity {
+    certificate_pem: it.certificate_pem,
+    ..
+});

@@ -474,10 +474,7 @@ impl Live {
     }
 }
 
-impl std::fmt::Debug for Live {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Live")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Live {
+    config: it.config,
+    ..
+});

@@ -9,7 +9,6 @@ mod queue;
 mod tests;
 mod thread;
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -54,11 +53,7 @@ pub struct EmbeddingEngine {
     thread: EngineThread,
 }
 
-impl fmt::Debug for EmbeddingEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EmbeddingEngine").finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|_| EmbeddingEngine { .. });
 
 impl EmbeddingEngine {
     /// Creates an engine for the checkout folder at `model`; `start` loads it.

@@ -20,7 +20,6 @@ pub(crate) mod thread;
 mod transfer;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -380,13 +379,10 @@ fn capabilities(
     can
 }
 
-impl fmt::Debug for CandleEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CandleEngine")
-            .field("state", &self.state)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| CandleEngine {
+    state: it.state,
+    ..
+});
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,6 @@ mod request;
 mod slots;
 mod thread;
 
-use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -207,10 +206,4 @@ impl Serving {
     }
 }
 
-impl fmt::Debug for LlamaCppEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LlamaCppEngine")
-            .field("args", &self.args)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| LlamaCppEngine { args: it.args, .. });

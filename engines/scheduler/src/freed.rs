@@ -1,6 +1,5 @@
 //! [`HeldSequence`]: an ended sequence whose blocks stay allocated until its holder drops it.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::sequence::SequenceId;
@@ -39,11 +38,7 @@ impl FreedSequences {
     }
 }
 
-impl fmt::Debug for FreedSequences {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FreedSequences").finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|_| FreedSequences { .. });
 
 /// A sequence whose blocks are held. Dropping it frees them.
 #[derive(Debug)]

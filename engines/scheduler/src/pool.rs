@@ -8,7 +8,6 @@
 //! its successors, and a chain of reusable blocks never has a gap.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 
 use genset_backend_common::TokenId;
 #[cfg(test)]
@@ -337,15 +336,12 @@ impl KvBlockPool {
     }
 }
 
-impl fmt::Debug for KvBlockPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KvBlockPool")
-            .field("total", &self.total())
-            .field("used", &self.used())
-            .field("free", &self.free())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| KvBlockPool {
+    total: it.total(),
+    used: it.used(),
+    free: it.free(),
+    ..
+});
 
 #[cfg(test)]
 mod tests;

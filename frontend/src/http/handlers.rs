@@ -1,6 +1,5 @@
 //! The routes, what handlers share, and the server's health.
 
-use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -48,14 +47,11 @@ use crate::responses::{ResponseStore, param_name};
 #[derive(Clone)]
 pub(super) struct App(Arc<AppState>);
 
-/// Without stored responses: a server's debug output may reach a log.
-impl fmt::Debug for App {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("App")
-            .field("models", &self.models)
-            .finish_non_exhaustive()
-    }
-}
+// Without stored responses: a server's debug output may reach a log.
+genset_backend_common::debug_as!(|it| App {
+    models: it.models,
+    ..
+});
 
 impl Deref for App {
     type Target = AppState;

@@ -270,14 +270,11 @@ impl Splitter {
     }
 }
 
-impl std::fmt::Debug for Splitter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Splitter")
-            .field("has_reasoning", &self.reasoning.is_some())
-            .field("has_tools", &self.tools.is_some())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Splitter {
+    has_reasoning: it.reasoning.is_some(),
+    has_tools: it.tools.is_some(),
+    ..
+});
 
 impl Message {
     /// Adds a [`Splitter`]'s delta.

@@ -1,7 +1,6 @@
 //! [`Connect`] connects to a host at a checked address. It connects to the very address that it checked, so a name that
 //! resolves differently a moment later (DNS rebinding) has no effect.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
@@ -29,11 +28,7 @@ pub(super) struct Connect {
     tls: Option<tokio_rustls::TlsConnector>,
 }
 
-impl fmt::Debug for Connect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connect").finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|_| Connect { .. });
 
 /// A bidirectional byte stream.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}

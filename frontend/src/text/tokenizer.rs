@@ -460,16 +460,13 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or("it did not say why").to_owned()
 }
 
-impl fmt::Debug for TextTokenizer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TextTokenizer")
-            .field("vocab_size", &self.vocab_size)
-            .field("decoding", &self.pieces.plan())
-            .field("is_bounded", &self.bounded.is_some())
-            .field("has_prefix_cache", &self.prefixes.is_some())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| TextTokenizer {
+    vocab_size: it.vocab_size,
+    decoding: it.pieces.plan(),
+    is_bounded: it.bounded.is_some(),
+    has_prefix_cache: it.prefixes.is_some(),
+    ..
+});
 
 #[cfg(test)]
 mod tests;

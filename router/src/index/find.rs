@@ -20,11 +20,7 @@ pub struct IndexReader {
     shared: Arc<Shared>,
 }
 
-impl std::fmt::Debug for IndexReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IndexReader").finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|_| IndexReader { .. });
 
 /// The result of a lookup and its scratch memory. Meant for reuse.
 #[derive(Debug, Default)]

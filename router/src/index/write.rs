@@ -51,14 +51,11 @@ pub struct IndexWriter {
     max_held: u32,
 }
 
-impl std::fmt::Debug for IndexWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IndexWriter")
-            .field("runs", &self.runs())
-            .field("used_bytes", &self.used_bytes())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| IndexWriter {
+    runs: it.runs(),
+    used_bytes: it.used_bytes(),
+    ..
+});
 
 impl IndexWriter {
     pub(super) fn new(shared: Arc<Shared>) -> Self {

@@ -22,7 +22,6 @@ mod protocol;
 mod session;
 mod watch;
 
-use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -117,14 +116,11 @@ impl EtcdDiscovery {
     }
 }
 
-impl fmt::Debug for EtcdDiscovery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdDiscovery")
-            .field("endpoints", &self.sessions.to_string())
-            .field("tasks", &self.tasks())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| EtcdDiscovery {
+    endpoints: it.sessions.to_string(),
+    tasks: it.tasks(),
+    ..
+});
 
 #[async_trait]
 impl Discovery for EtcdDiscovery {

@@ -24,11 +24,7 @@ impl VitalDiscovery {
     }
 }
 
-impl std::fmt::Debug for VitalDiscovery {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VitalDiscovery").finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|_| VitalDiscovery { .. });
 
 #[async_trait]
 impl Discovery for VitalDiscovery {

@@ -213,13 +213,10 @@ impl WirePlane {
     }
 }
 
-impl std::fmt::Debug for WirePlane {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WirePlane")
-            .field("name", &self.shared.common.transport.name())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| WirePlane {
+    name: it.shared.common.transport.name(),
+    ..
+});
 
 #[async_trait]
 impl RequestPlane for WirePlane {

@@ -42,13 +42,10 @@ impl ControlDoor {
     }
 }
 
-impl std::fmt::Debug for ControlDoor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ControlDoor")
-            .field("secret", &self.secret)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| ControlDoor {
+    secret: it.secret,
+    ..
+});
 
 #[derive(Clone)]
 struct Open {

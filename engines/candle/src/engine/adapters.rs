@@ -4,7 +4,6 @@
 //! frees the adapter's memory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -223,11 +222,8 @@ fn unknown(name: &str) -> EngineError {
     EngineError::not_found(format!("no adapter {name:?} is loaded"))
 }
 
-impl fmt::Debug for Adapters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Adapters")
-            .field("limits", &self.limits)
-            .field("known", &self.known)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Adapters {
+    limits: it.limits,
+    known: it.known,
+    ..
+});

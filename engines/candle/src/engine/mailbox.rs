@@ -3,7 +3,6 @@
 //! Each step's tokens are an item. A reader with [`BEHIND_ITEMS`] unread items is [behind](Outlet::is_behind), and its
 //! sequence is paused until the reader has taken them all.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,13 +80,10 @@ impl Drop for Outlet {
     }
 }
 
-impl fmt::Debug for Outlet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outlet")
-            .field("request", &self.mailbox.ctx.id())
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Outlet {
+    request: it.mailbox.ctx.id(),
+    ..
+});
 
 /// The reader's end.
 struct Inlet<C> {

@@ -1,6 +1,5 @@
 //! [`GuideFactory`]: the state that all guided requests of a model share.
 
-use std::fmt;
 use std::sync::Arc;
 
 use genset_backend_common::config::GuidedKind;
@@ -157,12 +156,9 @@ fn parsers(
     Ok(parsers)
 }
 
-impl fmt::Debug for GuideFactory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuideFactory")
-            .field("vocab_size", &self.vocabulary.len())
-            .field("eos", &self.eos)
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| GuideFactory {
+    vocab_size: it.vocabulary.len(),
+    eos: it.eos,
+    limits: it.limits,
+    ..
+});

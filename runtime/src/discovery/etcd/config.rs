@@ -228,13 +228,7 @@ pub(super) fn invalid(field: &str, problem: impl fmt::Display) -> EngineError {
     EngineError::invalid_argument(format!("etcd.{field}"), problem)
 }
 
-impl fmt::Debug for EtcdCredentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdCredentials")
-            .field("user", &self.user)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| EtcdCredentials { user: it.user, .. });
 
 #[cfg(test)]
 mod tests {

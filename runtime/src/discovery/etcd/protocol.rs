@@ -267,13 +267,7 @@ pub(super) struct AuthenticateRequest {
     pub(super) password: String,
 }
 
-impl std::fmt::Debug for AuthenticateRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AuthenticateRequest")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| AuthenticateRequest { name: it.name, .. });
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct AuthenticateResponse {
