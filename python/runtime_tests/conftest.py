@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import queue
 import signal
@@ -55,6 +56,16 @@ def in_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(main: Coroutine[Any, Any, Any]) -> Any:
     """Runs a test on its own event loop."""
     return asyncio.run(asyncio.wait_for(main, LONG_S * 2))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine function as `run` does."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 async def until(holds: Callable[[], Any], what: str) -> Any:

@@ -29,7 +29,7 @@ def chat_object(body: Any) -> dict[str, Any]:
     return {"id": "mine", "object": "chat.completion", "created": 1, "model": "bodies", "choices": [choice], "usage": usage}
 
 
-def test_bodies_and_objects_pass_whole(start_genset: Callable[..., Program]) -> None:
+async def test_bodies_and_objects_pass_whole(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
     chunks = [{"delta": {"role": "assistant"}}, {"delta": {"content": "a\nb"}}, {"delta": {}, "finish_reason": "length"}]
 
@@ -73,15 +73,12 @@ def test_bodies_and_objects_pass_whole(start_genset: Callable[..., Program]) -> 
         completion = ask(address, "/v1/completions", {"model": "bodies", "prompt": "hi"})
         assert (completion["object"], completion["choices"][0]["text"]) == ("text_completion", "hi!")
 
-    async def main() -> None:
-        kinds = ModelType.Chat | ModelType.Completion
-        async with model(address, handler, "bodies", kinds):
-            await asyncio.to_thread(asks)
-
-    run(main())
+    kinds = ModelType.Chat | ModelType.Completion
+    async with model(address, handler, "bodies", kinds):
+        await asyncio.to_thread(asks)
 
 
-def test_a_chat_engine_without_files_serves_the_official_client(start_genset: Callable[..., Program]) -> None:
+async def test_a_chat_engine_without_files_serves_the_official_client(start_genset: Callable[..., Program]) -> None:
     openai = pytest.importorskip("openai")
     address = frontend(start_genset)
 
@@ -90,40 +87,37 @@ def test_a_chat_engine_without_files_serves_the_official_client(start_genset: Ca
             raise exceptions.InvalidArgument("no such thing here", field="messages")
         yield f"you said {body['messages'][0]['content']}"
 
-    async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            endpoint = runtime.endpoint("py.chat.generate")
-            await register_llm(ModelType.Chat, endpoint, "a-name-alone")
-            serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
-            client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    async with await Runtime.connect() as runtime:
+        endpoint = runtime.endpoint("py.chat.generate")
+        await register_llm(ModelType.Chat, endpoint, "a-name-alone")
+        serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
+        client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
-            async def names() -> list[str]:
-                return [each.id async for each in client.models.list()]
+        async def names() -> list[str]:
+            return [each.id async for each in client.models.list()]
 
-            while "a-name-alone" not in await names():
-                assert not serving.done(), serving.result()
-                await asyncio.sleep(0.05)
-            messages = [{"role": "user", "content": "hello"}]
-            answer = await client.chat.completions.create(model="a-name-alone", messages=messages)
-            assert answer.choices[0].message.content == "you said hello"
-            stream = await client.chat.completions.create(model="a-name-alone", messages=messages, stream=True)
-            text = [chunk.choices[0].delta.content or "" async for chunk in stream]
-            assert "".join(text) == "you said hello"
-            with pytest.raises(openai.BadRequestError, match="no such thing here"):
-                messages = [{"role": "user", "content": "refuse"}]
-                await client.chat.completions.create(model="a-name-alone", messages=messages)
-            response = await client.responses.create(model="a-name-alone", input="hello")
-            assert response.output_text == "you said hello"
-            asked = {"model": "a-name-alone", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
-            said = await asyncio.to_thread(ask, address, "/v1/messages", asked)
-            assert said["content"][0]["text"] == "you said hello"
-            with pytest.raises(openai.BadRequestError, match="does not offer completions"):
-                await client.completions.create(model="a-name-alone", prompt="hello")
-            await client.close()
-            await runtime.shutdown()
-            await serving
-
-    run(main())
+        while "a-name-alone" not in await names():
+            assert not serving.done(), serving.result()
+            await asyncio.sleep(0.05)
+        messages = [{"role": "user", "content": "hello"}]
+        answer = await client.chat.completions.create(model="a-name-alone", messages=messages)
+        assert answer.choices[0].message.content == "you said hello"
+        stream = await client.chat.completions.create(model="a-name-alone", messages=messages, stream=True)
+        text = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(text) == "you said hello"
+        with pytest.raises(openai.BadRequestError, match="no such thing here"):
+            messages = [{"role": "user", "content": "refuse"}]
+            await client.chat.completions.create(model="a-name-alone", messages=messages)
+        response = await client.responses.create(model="a-name-alone", input="hello")
+        assert response.output_text == "you said hello"
+        asked = {"model": "a-name-alone", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+        said = await asyncio.to_thread(ask, address, "/v1/messages", asked)
+        assert said["content"][0]["text"] == "you said hello"
+        with pytest.raises(openai.BadRequestError, match="does not offer completions"):
+            await client.completions.create(model="a-name-alone", prompt="hello")
+        await client.close()
+        await runtime.shutdown()
+        await serving
 
 
 def test_terminals_and_prompts_of_a_batch_are_asked_with_bodies(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ async def prefill(request: Any) -> AsyncIterator[Any]:
     yield chunk
 
 
-def test_two_handlers_of_one_program_are_prefill_and_decode(start_genset: Callable[..., Program]) -> None:
+async def test_two_handlers_of_one_program_are_prefill_and_decode(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
     transfers: list[Any] = []
 
@@ -48,26 +48,23 @@ def test_two_handlers_of_one_program_are_prefill_and_decode(start_genset: Callab
             yield {"token_ids": [40 + place]}
         yield {"token_ids": [], "finish_reason": "length"}
 
-    async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            serving = []
-            for role, handler in (("prefill", prefill), ("decode", decode)):
-                endpoint = runtime.namespace("py").component(role).endpoint("generate")
-                await register_llm(ModelType.Backend, endpoint, str(MODEL), "py", role=role)
-                serving.append(asyncio.ensure_future(endpoint.serve_endpoint(handler)))
-            found = lambda: next((each for each in transfers if each["source_worker_id"] != 0), None)
-            handed, answer = await answered_apart(address, "py", serving, found)
-            assert handed == {"source_worker_id": runtime.worker_id, "data": {"held": answer["usage"]["prompt_tokens"]}}
-            # Its canary came from no prefill instance.
-            assert transfers[0] == {"source_worker_id": 0, "data": None}
-            # Routers tell a model's instances apart by their ids.
-            pool = await runtime.endpoint("py.decode.generate").client()
-            await pool.wait_for_instances(120)
-            assert runtime.worker_id not in pool.instance_ids()
-            await runtime.shutdown()
-            await asyncio.gather(*serving)
-
-    run(main())
+    async with await Runtime.connect() as runtime:
+        serving = []
+        for role, handler in (("prefill", prefill), ("decode", decode)):
+            endpoint = runtime.namespace("py").component(role).endpoint("generate")
+            await register_llm(ModelType.Backend, endpoint, str(MODEL), "py", role=role)
+            serving.append(asyncio.ensure_future(endpoint.serve_endpoint(handler)))
+        found = lambda: next((each for each in transfers if each["source_worker_id"] != 0), None)
+        handed, answer = await answered_apart(address, "py", serving, found)
+        assert handed == {"source_worker_id": runtime.worker_id, "data": {"held": answer["usage"]["prompt_tokens"]}}
+        # Its canary came from no prefill instance.
+        assert transfers[0] == {"source_worker_id": 0, "data": None}
+        # Routers tell a model's instances apart by their ids.
+        pool = await runtime.endpoint("py.decode.generate").client()
+        await pool.wait_for_instances(120)
+        assert runtime.worker_id not in pool.instance_ids()
+        await runtime.shutdown()
+        await asyncio.gather(*serving)
 
 
 def test_a_transfer_is_whole_and_names_its_worker() -> None:
@@ -144,7 +141,7 @@ def test_a_handler_that_says_no_finish_reason_serves(start_genset: Callable[...,
     run(main())
 
 
-def test_the_canary_is_not_given_beside_the_most_requests() -> None:
+async def test_the_canary_is_not_given_beside_the_most_requests() -> None:
     async def held(request: Any) -> AsyncIterator[Any]:
         yield {"token_ids": [40]}
         if request["stop_conditions"]["max_tokens"] > 1:
@@ -153,34 +150,31 @@ def test_the_canary_is_not_given_beside_the_most_requests() -> None:
 
     let_go = asyncio.Event()
 
-    async def main() -> None:
-        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
-            endpoint = runtime.endpoint("py.backend.generate")
-            await register_llm(ModelType.Backend, endpoint, str(MODEL), "py", max_running_requests=1)
-            serving = asyncio.ensure_future(endpoint.serve_endpoint(held))
-            client = await other.endpoint(endpoint.name).client()
-            await until(client.instance_ids, "its canary is answered")
-            [instance] = client.instance_ids()
+    async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+        endpoint = runtime.endpoint("py.backend.generate")
+        await register_llm(ModelType.Backend, endpoint, str(MODEL), "py", max_running_requests=1)
+        serving = asyncio.ensure_future(endpoint.serve_endpoint(held))
+        client = await other.endpoint(endpoint.name).client()
+        await until(client.instance_ids, "its canary is answered")
+        [instance] = client.instance_ids()
 
-            def asked(limit: int, **options: Any) -> Any:
-                return client.direct({"token_ids": [1], "stop_conditions": {"max_tokens": limit}}, instance, **options)
+        def asked(limit: int, **options: Any) -> Any:
+            return client.direct({"token_ids": [1], "stop_conditions": {"max_tokens": limit}}, instance, **options)
 
-            answer = asked(2)
-            await anext(answer)
-            # As the worker sends it.
-            canary = {"genset-probe": "canary"}
-            with pytest.raises(exceptions.Overloaded, match="has the 1 requests that it is given at once"):
-                await anext(asked(1, headers=canary))
-            let_go.set()
-            assert [item async for item in answer][-1]["finish_reason"] == "length"
-            assert [item async for item in asked(1, headers=canary)][-1]["finish_reason"] == "length"
-            await runtime.shutdown()
-            await serving
-
-    run(main())
+        answer = asked(2)
+        await anext(answer)
+        # As the worker sends it.
+        canary = {"genset-probe": "canary"}
+        with pytest.raises(exceptions.Overloaded, match="has the 1 requests that it is given at once"):
+            await anext(asked(1, headers=canary))
+        let_go.set()
+        assert [item async for item in answer][-1]["finish_reason"] == "length"
+        assert [item async for item in asked(1, headers=canary)][-1]["finish_reason"] == "length"
+        await runtime.shutdown()
+        await serving
 
 
-def test_an_image_reaches_a_handler_that_takes_images(start_genset: Callable[..., Program]) -> None:
+async def test_an_image_reaches_a_handler_that_takes_images(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
     seen: list[Any] = []
 
@@ -208,11 +202,8 @@ def test_an_image_reaches_a_handler_that_takes_images(start_genset: Callable[...
         assert (len(seen), usage["completion_tokens"]) == (1, 3)
         assert "takes no audio" in refusal(address, "/v1/chat/completions", chat(text, audio))
 
-    async def main() -> None:
-        async with model(address, look, media=["image"]):
-            await asyncio.to_thread(asks)
-
-    run(main())
+    async with model(address, look, media=["image"]):
+        await asyncio.to_thread(asks)
 
 
 def test_a_priority_reaches_a_handler_that_honours_it(start_genset: Callable[..., Program]) -> None:
@@ -237,21 +228,18 @@ def test_a_priority_reaches_a_handler_that_honours_it(start_genset: Callable[...
     assert [each for each in seen if each != 0] == [5]
 
 
-def test_sizes_are_those_that_were_given(start_genset: Callable[..., Program]) -> None:
+async def test_sizes_are_those_that_were_given(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
 
     def body(token: int) -> dict[str, Any]:
         return {"model": "py", "prompt": [token], "max_tokens": 1}
 
-    async def main() -> None:
-        # The model's own vocabulary is larger.
-        async with model(address, letters, vocab_size=1000, max_num_seqs=7) as endpoint:
-            await asyncio.to_thread(ask, address, "/v1/completions", body(999))
-            assert "vocabulary" in await asyncio.to_thread(refusal, address, "/v1/completions", body(1000))
-            registered = endpoint.runtime._models[endpoint.name]
-            assert registered._spec["engine"]["max_num_seqs"] == 7  # type: ignore[attr-defined]
-
-    run(main())
+    # The model's own vocabulary is larger.
+    async with model(address, letters, vocab_size=1000, max_num_seqs=7) as endpoint:
+        await asyncio.to_thread(ask, address, "/v1/completions", body(999))
+        assert "vocabulary" in await asyncio.to_thread(refusal, address, "/v1/completions", body(1000))
+        registered = endpoint.runtime._models[endpoint.name]
+        assert registered._spec["engine"]["max_num_seqs"] == 7  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -269,14 +257,11 @@ def test_sizes_are_those_that_were_given(start_genset: Callable[..., Program]) -
         (ModelType.Completion, {"vocab_size": 10}, "vocab_size: is about token ids"),
     ],
 )
-def test_what_is_no_value_or_not_for_the_handler_is_refused(model_type: ModelType, options: dict[str, Any], problem: str) -> None:
-    async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            endpoint = runtime.endpoint("py.backend.generate")
-            with pytest.raises(exceptions.InvalidArgument, match=problem) as refused:
-                await register_llm(model_type, endpoint, str(MODEL), **options)
-            assert refused.value.field in options
-            # Sizes that any handler may declare.
-            await register_llm(model_type, endpoint, str(MODEL), max_num_seqs=1)
-
-    run(main())
+async def test_what_is_no_value_or_not_for_the_handler_is_refused(model_type: ModelType, options: dict[str, Any], problem: str) -> None:
+    async with await Runtime.connect() as runtime:
+        endpoint = runtime.endpoint("py.backend.generate")
+        with pytest.raises(exceptions.InvalidArgument, match=problem) as refused:
+            await register_llm(model_type, endpoint, str(MODEL), **options)
+        assert refused.value.field in options
+        # Sizes that any handler may declare.
+        await register_llm(model_type, endpoint, str(MODEL), max_num_seqs=1)

@@ -55,19 +55,16 @@ def test_what_cannot_be_offered_is_refused(start_genset: Callable[..., Program])
         assert problem in "\n".join(refused.lines)
 
 
-def test_a_model_of_tokens_is_refused_at_once(start_genset: Callable[..., Program]) -> None:
+async def test_a_model_of_tokens_is_refused_at_once(start_genset: Callable[..., Program]) -> None:
     async def generate(request: Any) -> AsyncIterator[Any]:
         yield {"token_ids": [5], "finish_reason": "stop"}
 
-    async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            endpoint = runtime.endpoint("py.tokens.generate")
-            await register_llm(ModelType.Backend, endpoint, str(MODEL), "tokens")
-            serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))
-            refused = start_genset("offer", "mine", endpoint.name)
-            assert await asyncio.to_thread(refused.exit_code) == 2
-            assert "error: py.tokens.generate serves a model, which takes no bodies" in "\n".join(refused.lines)
-            await runtime.shutdown()
-            await serving
-
-    run(main())
+    async with await Runtime.connect() as runtime:
+        endpoint = runtime.endpoint("py.tokens.generate")
+        await register_llm(ModelType.Backend, endpoint, str(MODEL), "tokens")
+        serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))
+        refused = start_genset("offer", "mine", endpoint.name)
+        assert await asyncio.to_thread(refused.exit_code) == 2
+        assert "error: py.tokens.generate serves a model, which takes no bodies" in "\n".join(refused.lines)
+        await runtime.shutdown()
+        await serving

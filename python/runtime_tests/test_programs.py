@@ -114,15 +114,12 @@ def test_a_second_signal_ends_at_once(counter: Program) -> None:
     assert_grace_left(counter)
 
 
-def test_a_worker_that_is_killed_ends_its_answers_with_an_error(counter: Program) -> None:
-    async def main() -> None:
-        async with counting(1_000_000) as stream:
-            counter.process.kill()
-            with pytest.raises((exceptions.Disconnected, exceptions.CannotConnect)):
-                async for _ in stream:
-                    pass
-
-    run(main())
+async def test_a_worker_that_is_killed_ends_its_answers_with_an_error(counter: Program) -> None:
+    async with counting(1_000_000) as stream:
+        counter.process.kill()
+        with pytest.raises((exceptions.Disconnected, exceptions.CannotConnect)):
+            async for _ in stream:
+                pass
 
 
 def test_a_caller_that_is_killed_stops_the_handler(counter: Program, start: Callable[..., Program]) -> None:

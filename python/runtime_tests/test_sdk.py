@@ -123,18 +123,15 @@ class Believer:
         return await self.liar.generate(request)
 
 
-def test_a_wrong_answer_is_not_its_asker_s_fault() -> None:
-    async def main() -> None:
-        async with await Runtime.connect() as caller, await Runtime.connect() as runtime:
-            serving = [asyncio.ensure_future(sdk.serve(cls, runtime)) for cls in (Liar, Believer)]
-            client = await caller.endpoint("demo.Believer.generate").client()
-            await client.wait_for_instances(60)
-            with pytest.raises(exceptions.Internal, match="demo.Liar.generate answered .*: text: Field required"):
-                await client.generate({})
-            await runtime.shutdown()
-            await asyncio.gather(*serving)
-
-    run(main())
+async def test_a_wrong_answer_is_not_its_asker_s_fault() -> None:
+    async with await Runtime.connect() as caller, await Runtime.connect() as runtime:
+        serving = [asyncio.ensure_future(sdk.serve(cls, runtime)) for cls in (Liar, Believer)]
+        client = await caller.endpoint("demo.Believer.generate").client()
+        await client.wait_for_instances(60)
+        with pytest.raises(exceptions.Internal, match="demo.Liar.generate answered .*: text: Field required"):
+            await client.generate({})
+        await runtime.shutdown()
+        await asyncio.gather(*serving)
 
 
 @service(namespace="demo")
@@ -287,7 +284,7 @@ class Offered:
         return request
 
 
-def test_a_method_is_offered_over_http_by_its_decorator(start_genset: Callable[..., Program]) -> None:
+async def test_a_method_is_offered_over_http_by_its_decorator(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
 
     def asks() -> None:
@@ -295,12 +292,9 @@ def test_a_method_is_offered_over_http_by_its_decorator(start_genset: Callable[.
         assert answer["choices"][0]["message"]["content"] == "hello!"
         assert ask(address, "/v1/models/offered")["max_model_len"] == 100
 
-    async def main() -> None:
-        async with offered(address, Offered, "offered"), await Runtime.connect() as caller:
-            await asyncio.to_thread(asks)
-            assert await (await caller.endpoint("other.Offered.plain").client()).generate([7]) == [7]
-
-    run(main())
+    async with offered(address, Offered, "offered"), await Runtime.connect() as caller:
+        await asyncio.to_thread(asks)
+        assert await (await caller.endpoint("other.Offered.plain").client()).generate([7]) == [7]
 
 
 @service(namespace="other")
@@ -316,18 +310,15 @@ class Asker:
             yield chunk.choices[0].delta.get("content", "")
 
 
-def test_a_service_asks_a_method_that_is_offered_with_a_body() -> None:
-    async def main() -> None:
-        async with await Runtime.connect() as runtime, await Runtime.connect() as caller:
-            serving = [asyncio.ensure_future(sdk.serve(each, runtime)) for each in (Offered, Asker)]
-            client = await caller.endpoint("other.Asker.ask").client()
-            await (await caller.endpoint("other.Offered.my_chat_completions_endpoint").client()).wait_for_instances()
-            whole, *pieces = [item async for item in client.generate("hello")]
-            assert whole == "".join(pieces) == "hello!"
-            await runtime.shutdown()
-            await asyncio.gather(*serving)
-
-    run(main())
+async def test_a_service_asks_a_method_that_is_offered_with_a_body() -> None:
+    async with await Runtime.connect() as runtime, await Runtime.connect() as caller:
+        serving = [asyncio.ensure_future(sdk.serve(each, runtime)) for each in (Offered, Asker)]
+        client = await caller.endpoint("other.Asker.ask").client()
+        await (await caller.endpoint("other.Offered.my_chat_completions_endpoint").client()).wait_for_instances()
+        whole, *pieces = [item async for item in client.generate("hello")]
+        assert whole == "".join(pieces) == "hello!"
+        await runtime.shutdown()
+        await asyncio.gather(*serving)
 
 
 def test_what_is_offered_is_checked_where_it_stands() -> None:
@@ -350,7 +341,7 @@ def refused(address: str, body: Any) -> tuple[int, Any]:
         return response.status, json.loads(response.read())["error"]
 
 
-def test_a_body_is_of_the_type_that_a_model_s_method_names(start_genset: Callable[..., Program]) -> None:
+async def test_a_body_is_of_the_type_that_a_model_s_method_names(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
 
     def asks() -> None:
@@ -362,11 +353,8 @@ def test_a_body_is_of_the_type_that_a_model_s_method_names(start_genset: Callabl
         assert (status, error["param"]) == (400, "messages.0.content"), error
         assert "should be a valid string" in error["message"]
 
-    async def main() -> None:
-        async with offered(address, Chatter, "chatter"):
-            await asyncio.to_thread(asks)
-
-    run(main())
+    async with offered(address, Chatter, "chatter"):
+        await asyncio.to_thread(asks)
 
 
 @dataclasses.dataclass
@@ -390,7 +378,7 @@ class OfDataclass:
         yield request.messages[-1].content
 
 
-def test_a_type_that_the_canary_does_not_fit_is_served(start_genset: Callable[..., Program]) -> None:
+async def test_a_type_that_the_canary_does_not_fit_is_served(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
 
     def asks() -> None:
@@ -400,13 +388,10 @@ def test_a_type_that_the_canary_does_not_fit_is_served(start_genset: Callable[..
         status, error = refused(address, body)
         assert (status, error["param"]) == (400, "mine"), error
 
-    async def main() -> None:
-        async with offered(address, OfDataclass, "of-dataclass"):
-            await asyncio.to_thread(asks)
-            while "of-strict" not in [each["id"] for each in (await asyncio.to_thread(ask, address, "/v1/models"))["data"]]:
-                await asyncio.sleep(0.05)
-
-    run(main())
+    async with offered(address, OfDataclass, "of-dataclass"):
+        await asyncio.to_thread(asks)
+        while "of-strict" not in [each["id"] for each in (await asyncio.to_thread(ask, address, "/v1/models"))["data"]]:
+            await asyncio.sleep(0.05)
 
 
 def test_a_dataclass_of_pydantic_s_is_checked_by_pydantic() -> None:
@@ -451,13 +436,10 @@ def test_declarations_that_cannot_work_say_why() -> None:
         from genset.dynamo.llm import HttpService  # noqa: F401
 
 
-def test_a_script_gets_the_runtime_of_its_loop() -> None:
-    async def main() -> None:
-        runtime = await get_runtime()
-        assert await get_runtime() is runtime
-        await runtime.shutdown()
-        again = await get_runtime()
-        assert again is not runtime
-        await again.shutdown()
-
-    run(main())
+async def test_a_script_gets_the_runtime_of_its_loop() -> None:
+    runtime = await get_runtime()
+    assert await get_runtime() is runtime
+    await runtime.shutdown()
+    again = await get_runtime()
+    assert again is not runtime
+    await again.shutdown()

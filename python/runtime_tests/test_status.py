@@ -65,7 +65,7 @@ async def echo(request: Any) -> Any:
     return request
 
 
-def test_a_program_is_ready_while_all_that_it_serves_is_listed() -> None:
+async def test_a_program_is_ready_while_all_that_it_serves_is_listed() -> None:
     asked, may_answer = asyncio.Event(), asyncio.Event()
 
     async def late(request: Any) -> AsyncIterator[Any]:
@@ -73,31 +73,28 @@ def test_a_program_is_ready_while_all_that_it_serves_is_listed() -> None:
         await may_answer.wait()
         yield {"token_ids": [40], "finish_reason": "stop"}
 
-    async def main() -> None:
-        async with await Runtime.connect(status_port=0) as runtime:
-            port = await runtime.open_status()
-            assert port and await runtime.open_status() == port
-            assert await get(port, "/live") == (200, "live\n")
-            assert await get(port, "/ready") == (503, "not ready\n")
-            first = asyncio.ensure_future(runtime.endpoint("py.text.echo").serve_endpoint(echo))
-            await until_status(port, 200, first)
-            status, health = await get(port, "/health")
-            assert (status, json.loads(health)) == (200, {"status": "ready"})
-            # Its canary is not answered yet, so it is not listed.
-            second = await serve_model(runtime, "late", late)
-            await asked.wait()
-            assert (await get(port, "/ready"))[0] == 503
-            may_answer.set()
-            await until_status(port, 200, first, second)
-            await cancelled(first)
-            assert (await get(port, "/ready"))[0] == 200
-            await cancelled(second)
-            await until_status(port, 503)
-            assert (await get(port, "/live"))[0] == 200
-        with pytest.raises(OSError):
-            await get(port, "/live")
-
-    run(main())
+    async with await Runtime.connect(status_port=0) as runtime:
+        port = await runtime.open_status()
+        assert port and await runtime.open_status() == port
+        assert await get(port, "/live") == (200, "live\n")
+        assert await get(port, "/ready") == (503, "not ready\n")
+        first = asyncio.ensure_future(runtime.endpoint("py.text.echo").serve_endpoint(echo))
+        await until_status(port, 200, first)
+        status, health = await get(port, "/health")
+        assert (status, json.loads(health)) == (200, {"status": "ready"})
+        # Its canary is not answered yet, so it is not listed.
+        second = await serve_model(runtime, "late", late)
+        await asked.wait()
+        assert (await get(port, "/ready"))[0] == 503
+        may_answer.set()
+        await until_status(port, 200, first, second)
+        await cancelled(first)
+        assert (await get(port, "/ready"))[0] == 200
+        await cancelled(second)
+        await until_status(port, 503)
+        assert (await get(port, "/live"))[0] == 200
+    with pytest.raises(OSError):
+        await get(port, "/live")
 
 
 def test_the_model_that_is_served_is_shown_and_asked() -> None:
@@ -135,30 +132,27 @@ def test_the_model_that_is_served_is_shown_and_asked() -> None:
     assert [each for each in engine.seen if each.startswith("sleep")] == ["sleep {'level': 'weights'}"]
 
 
-def test_each_model_has_its_metrics_for_as_long_as_it_is_served() -> None:
-    async def main() -> None:
-        async with await Runtime.connect(status_port=0) as runtime:
-            port = await runtime.open_status()
-            assert port
-            first, second = [await serve_model(runtime, component) for component in ("one", "two")]
-            await until_status(port, 200, first, second)
-            _, text = await get(port, "/metrics")
-            for component in ("one", "two"):
-                assert f'genset_worker_ready{{genset_endpoint="py.{component}.generate"}} 1' in text
-            heads = [line for line in text.splitlines() if line.startswith("# HELP")]
-            assert len(heads) == len(set(heads)) and text.endswith("# EOF\n")
-            await cancelled(second)
+async def test_each_model_has_its_metrics_for_as_long_as_it_is_served() -> None:
+    async with await Runtime.connect(status_port=0) as runtime:
+        port = await runtime.open_status()
+        assert port
+        first, second = [await serve_model(runtime, component) for component in ("one", "two")]
+        await until_status(port, 200, first, second)
+        _, text = await get(port, "/metrics")
+        for component in ("one", "two"):
+            assert f'genset_worker_ready{{genset_endpoint="py.{component}.generate"}} 1' in text
+        heads = [line for line in text.splitlines() if line.startswith("# HELP")]
+        assert len(heads) == len(set(heads)) and text.endswith("# EOF\n")
+        await cancelled(second)
 
-            async def shown() -> str:
-                return (await get(port, "/metrics"))[1]
+        async def shown() -> str:
+            return (await get(port, "/metrics"))[1]
 
-            while "py.two.generate" in await shown():
-                await asyncio.sleep(0.02)
-            assert "py.one.generate" in await shown()
-            await runtime.shutdown()
-            await first
-
-    run(main())
+        while "py.two.generate" in await shown():
+            await asyncio.sleep(0.02)
+        assert "py.one.generate" in await shown()
+        await runtime.shutdown()
+        await first
 
 
 class Counting(Engine):
@@ -181,95 +175,86 @@ class Counting(Engine):
         return await super().start(worker_id)
 
 
-def test_metrics_that_an_engine_publishes_are_shown_and_bounded() -> None:
+async def test_metrics_that_an_engine_publishes_are_shown_and_bounded() -> None:
     engine = Counting()
 
-    async def main() -> None:
-        async with await Runtime.connect(status_port=0) as runtime:
-            port = await runtime.open_status()
-            assert port
-            running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime).run())
-            await until_status(port, 200, running)
-            own = 'genset_endpoint="py.backend.generate"'
+    async with await Runtime.connect(status_port=0) as runtime:
+        port = await runtime.open_status()
+        assert port
+        running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime).run())
+        await until_status(port, 200, running)
+        own = 'genset_endpoint="py.backend.generate"'
 
-            async def shown() -> str:
-                return (await get(port, "/metrics"))[1]
+        async def shown() -> str:
+            return (await get(port, "/metrics"))[1]
 
-            while "my_slots" not in (text := await shown()):
-                await asyncio.sleep(0.02)
-            assert f"my_slots{{{own}}} 8.0" in text and "my_odd" not in text
-            engine.steps.add(3)
-            engine.step_s.observe(0.05)
-            await asyncio.to_thread(engine.worker.publish_metrics, engine.metrics.samples())
-            text = await shown()
-            assert f'my_steps_total{{{own},rank="0"}} 3.0' in text
-            assert f"my_step_seconds_count{{{own}}} 1" in text
-            assert "# HELP my_steps Steps\\nof the scheduler" in text
-            hostile: list[Metric] = [
-                {"name": "no name", "kind": "gauge", "value": 1.0},
-                {"name": "forged", "kind": "gauge", "value": 1.0, "labels": {"genset_endpoint": "other"}},
-                {"name": "said", "kind": "gauge", "value": 1.0, "labels": {"text": 'a"} 1\nforged 1\n# EOF\n'}},
-                {"name": "long", "kind": "gauge", "value": 1.0, "help": "x" * 5000},
-            ]
-            engine.worker.publish_metrics(hostile)
-            many: list[Metric] = [
-                {"name": "many", "kind": "gauge", "value": 1.0, "labels": {"number": str(number)}} for number in range(5000)
-            ]
-            engine.worker.publish_metrics(many)
-            lines = (await shown()).splitlines()
-            starts = ("no name", "forged", "long")
-            assert not [line for line in lines if line.startswith(starts)]
-            assert lines.count("# EOF") == 1 and lines[-1] == "# EOF"
-            assert 4000 < len([line for line in lines if line.startswith("many{")]) < 4096
-            with pytest.raises(ValueError, match="name"):
-                engine.worker.publish_metrics([{"kind": "gauge"}])
-            await runtime.shutdown()
-            await running
-            # No engine is served any more.
-            engine.worker.publish_metrics(engine.metrics.samples())
-
-    run(main())
+        while "my_slots" not in (text := await shown()):
+            await asyncio.sleep(0.02)
+        assert f"my_slots{{{own}}} 8.0" in text and "my_odd" not in text
+        engine.steps.add(3)
+        engine.step_s.observe(0.05)
+        await asyncio.to_thread(engine.worker.publish_metrics, engine.metrics.samples())
+        text = await shown()
+        assert f'my_steps_total{{{own},rank="0"}} 3.0' in text
+        assert f"my_step_seconds_count{{{own}}} 1" in text
+        assert "# HELP my_steps Steps\\nof the scheduler" in text
+        hostile: list[Metric] = [
+            {"name": "no name", "kind": "gauge", "value": 1.0},
+            {"name": "forged", "kind": "gauge", "value": 1.0, "labels": {"genset_endpoint": "other"}},
+            {"name": "said", "kind": "gauge", "value": 1.0, "labels": {"text": 'a"} 1\nforged 1\n# EOF\n'}},
+            {"name": "long", "kind": "gauge", "value": 1.0, "help": "x" * 5000},
+        ]
+        engine.worker.publish_metrics(hostile)
+        many: list[Metric] = [
+            {"name": "many", "kind": "gauge", "value": 1.0, "labels": {"number": str(number)}} for number in range(5000)
+        ]
+        engine.worker.publish_metrics(many)
+        lines = (await shown()).splitlines()
+        starts = ("no name", "forged", "long")
+        assert not [line for line in lines if line.startswith(starts)]
+        assert lines.count("# EOF") == 1 and lines[-1] == "# EOF"
+        assert 4000 < len([line for line in lines if line.startswith("many{")]) < 4096
+        with pytest.raises(ValueError, match="name"):
+            engine.worker.publish_metrics([{"kind": "gauge"}])
+        await runtime.shutdown()
+        await running
+        # No engine is served any more.
+        engine.worker.publish_metrics(engine.metrics.samples())
 
 
-def test_the_metrics_of_a_registered_model_are_shown() -> None:
-    async def main() -> None:
-        async with await Runtime.connect(status_port=0) as runtime:
-            port = await runtime.open_status()
-            assert port
-            endpoint = runtime.endpoint("py.one.generate")
-            with pytest.raises(exceptions.InvalidArgument, match="call register_llm first"):
-                MetricsPublisher(endpoint).publish([])
-            serving = await serve_model(runtime, "one")
-            await until_status(port, 200, serving)
-            metrics = Metrics()
-            metrics.gauge("my_queue", "Requests that wait").set(2)
-            MetricsPublisher(endpoint).publish(metrics.samples())
-            assert 'my_queue{genset_endpoint="py.one.generate"} 2' in (await get(port, "/metrics"))[1]
-            await runtime.shutdown()
-            await serving
-
-    run(main())
+async def test_the_metrics_of_a_registered_model_are_shown() -> None:
+    async with await Runtime.connect(status_port=0) as runtime:
+        port = await runtime.open_status()
+        assert port
+        endpoint = runtime.endpoint("py.one.generate")
+        with pytest.raises(exceptions.InvalidArgument, match="call register_llm first"):
+            MetricsPublisher(endpoint).publish([])
+        serving = await serve_model(runtime, "one")
+        await until_status(port, 200, serving)
+        metrics = Metrics()
+        metrics.gauge("my_queue", "Requests that wait").set(2)
+        MetricsPublisher(endpoint).publish(metrics.samples())
+        assert 'my_queue{genset_endpoint="py.one.generate"} 2' in (await get(port, "/metrics"))[1]
+        await runtime.shutdown()
+        await serving
 
 
-def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+async def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}"):
+            await Runtime.connect(status_port=port)
+        monkeypatch.setenv("GENSET_STATUS_PORT", str(port))
+        async with await Runtime.connect() as runtime:
+            # A process that only calls leaves the port to the one it is for.
+            await runtime.endpoint("py.text.echo").client()
             with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}"):
-                await Runtime.connect(status_port=port)
-            monkeypatch.setenv("GENSET_STATUS_PORT", str(port))
-            async with await Runtime.connect() as runtime:
-                # A process that only calls leaves the port to the one it is for.
-                await runtime.endpoint("py.text.echo").client()
-                with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}"):
-                    await runtime.endpoint("py.text.echo").serve_endpoint(echo)
-                # The failure is not permanent.
-                taken.close()
-                assert await runtime.open_status() == port
-        with pytest.raises(ValueError, match="status-port"):
-            await Runtime.connect(status_port=70000)
-
-    run(main())
+                await runtime.endpoint("py.text.echo").serve_endpoint(echo)
+            # The failure is not permanent.
+            taken.close()
+            assert await runtime.open_status() == port
+    with pytest.raises(ValueError, match="status-port"):
+        await Runtime.connect(status_port=70000)
 
 
 def test_a_program_opens_the_port_of_its_environment(

@@ -85,25 +85,22 @@ def test_an_engine_serves_is_told_of_leavers_and_drains(start_genset: Callable[.
     assert engine.seen == ["start", "seed 7", "abort", "drain", "cleanup"]
 
 
-def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
-    async def main() -> None:
-        broken = Engine(exceptions.EngineShutdown("no weights"))
-        async with await Runtime.connect() as runtime:
-            with pytest.raises(exceptions.EngineShutdown, match="no weights"):
-                await Worker(broken, CONFIG, runtime=runtime).run()
-        assert broken.seen == ["start", "cleanup"]
-        dying = Engine()
-        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
-            running = asyncio.ensure_future(Worker(dying, CONFIG, runtime=runtime).run())
-            client = await other.endpoint("py.backend.generate").client()
-            await client.wait_for_instances(120)
-            assert client.user_data() == {runtime.worker_id: {"team": "a"}}
-            dying.worker.report_dead("the device is lost")
-            with pytest.raises(exceptions.EngineError, match="the device is lost"):
-                await running
-        assert dying.seen[-1] == "cleanup"
-
-    run(main())
+async def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
+    broken = Engine(exceptions.EngineShutdown("no weights"))
+    async with await Runtime.connect() as runtime:
+        with pytest.raises(exceptions.EngineShutdown, match="no weights"):
+            await Worker(broken, CONFIG, runtime=runtime).run()
+    assert broken.seen == ["start", "cleanup"]
+    dying = Engine()
+    async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+        running = asyncio.ensure_future(Worker(dying, CONFIG, runtime=runtime).run())
+        client = await other.endpoint("py.backend.generate").client()
+        await client.wait_for_instances(120)
+        assert client.user_data() == {runtime.worker_id: {"team": "a"}}
+        dying.worker.report_dead("the device is lost")
+        with pytest.raises(exceptions.EngineError, match="the device is lost"):
+            await running
+    assert dying.seen[-1] == "cleanup"
 
 
 class Mute(Engine):
@@ -112,14 +109,11 @@ class Mute(Engine):
         yield {"token_ids": [], "finish_reason": "stop"}
 
 
-def test_the_limits_of_a_config_are_the_worker_s() -> None:
-    async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            config = dataclasses.replace(CONFIG, canary_timeout=0.25)
-            with pytest.raises(exceptions.DeadlineExceeded, match="the canary failed: .*within 0.25 s"):
-                await Worker(Mute(), config, runtime=runtime).run()
-
-    run(main())
+async def test_the_limits_of_a_config_are_the_worker_s() -> None:
+    async with await Runtime.connect() as runtime:
+        config = dataclasses.replace(CONFIG, canary_timeout=0.25)
+        with pytest.raises(exceptions.DeadlineExceeded, match="the canary failed: .*within 0.25 s"):
+            await Worker(Mute(), config, runtime=runtime).run()
 
 
 class Stillborn(Engine):
@@ -155,28 +149,25 @@ class Eager(Engine):
         return await super().start(worker_id)
 
 
-def test_kv_events_that_an_engine_publishes_before_it_is_listed_arrive() -> None:
-    async def main() -> None:
-        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
-            running = asyncio.ensure_future(Worker(Eager(), CONFIG, runtime=runtime).run())
-            events = await other.endpoint("py.backend.kv_events").client()
-            await events.wait_for_instances(120)
+async def test_kv_events_that_an_engine_publishes_before_it_is_listed_arrive() -> None:
+    async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+        running = asyncio.ensure_future(Worker(Eager(), CONFIG, runtime=runtime).run())
+        events = await other.endpoint("py.backend.kv_events").client()
+        await events.wait_for_instances(120)
 
-            async def blocks() -> list[int]:
-                first = await anext(events.random(None))
-                return sorted(block["hash"] for block in first["snapshot"]["blocks"])
+        async def blocks() -> list[int]:
+            first = await anext(events.random(None))
+            return sorted(block["hash"] for block in first["snapshot"]["blocks"])
 
-            # It may be listed a moment before.
-            while not (stored := await blocks()):
-                assert not running.done(), running.exception()
-                await asyncio.sleep(0.02)
-            while (stored := await blocks()) == [11, 12, 13]:
-                await asyncio.sleep(0.02)
-            assert stored == [11, 12]
-            await runtime.shutdown()
-            await running
-
-    run(main())
+        # It may be listed a moment before.
+        while not (stored := await blocks()):
+            assert not running.done(), running.exception()
+            await asyncio.sleep(0.02)
+        while (stored := await blocks()) == [11, 12, 13]:
+            await asyncio.sleep(0.02)
+        assert stored == [11, 12]
+        await runtime.shutdown()
+        await running
 
 
 class Stubborn(Engine):
@@ -254,21 +245,18 @@ class Scorer(Engine):
         yield {"finish_reason": "stop"}
 
 
-def test_scores_may_come_before_the_finish() -> None:
-    async def main() -> None:
-        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
-            running = asyncio.ensure_future(Worker(Scorer(), CONFIG, runtime=runtime).run())
-            client = await other.endpoint("py.backend.generate").client()
-            await until(lambda: running.done() or client.instance_ids(), "its canary is answered")
-            assert not running.done(), running.exception()
-            pairs = [{"token_ids": [1, 2, 3], "first_tokens": 2}, {"token_ids": [4, 5], "first_tokens": 1}]
-            answer = await client.generate({"score": pairs})
-            assert (answer.scores, answer.finish_reason) == ([3.0, 2.0], "stop")
-            assert answer.completion_usage.prompt_tokens == 5
-            await runtime.shutdown()
-            await running
-
-    run(main())
+async def test_scores_may_come_before_the_finish() -> None:
+    async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+        running = asyncio.ensure_future(Worker(Scorer(), CONFIG, runtime=runtime).run())
+        client = await other.endpoint("py.backend.generate").client()
+        await until(lambda: running.done() or client.instance_ids(), "its canary is answered")
+        assert not running.done(), running.exception()
+        pairs = [{"token_ids": [1, 2, 3], "first_tokens": 2}, {"token_ids": [4, 5], "first_tokens": 1}]
+        answer = await client.generate({"score": pairs})
+        assert (answer.scores, answer.finish_reason) == ([3.0, 2.0], "stop")
+        assert answer.completion_usage.prompt_tokens == 5
+        await runtime.shutdown()
+        await running
 
 
 class Part(Engine):
@@ -315,16 +303,13 @@ def test_prefill_and_decode_are_workers_of_their_own(start_genset: Callable[...,
     assert (prefill.seen[0], decode.seen[0]) == ("prefill", "decode")
 
 
-def test_a_role_that_is_none_or_not_the_engine_s_is_refused() -> None:
+async def test_a_role_that_is_none_or_not_the_engine_s_is_refused() -> None:
     with pytest.raises(exceptions.InvalidArgument, match="'prefil' is none of aggregated, prefill, decode"):
         WorkerConfig(role="prefil")
 
-    async def main() -> None:
-        async with await Runtime.connect() as runtime:
-            with pytest.raises(exceptions.Unsupported, match="cannot be a prefill instance"):
-                await Worker(Engine(), dataclasses.replace(CONFIG, role="prefill"), runtime=runtime).run()
-
-    run(main())
+    async with await Runtime.connect() as runtime:
+        with pytest.raises(exceptions.Unsupported, match="cannot be a prefill instance"):
+            await Worker(Engine(), dataclasses.replace(CONFIG, role="prefill"), runtime=runtime).run()
 
 
 def test_what_needs_a_process_of_its_own_is_refused() -> None:
