@@ -82,6 +82,27 @@ def test_an_answer_that_ended_is_not_stopped_while_its_handler_cleans_up() -> No
     assert seen == [None]
 
 
+def test_a_handler_is_not_called_for_a_request_that_was_stopped_before() -> None:
+    begun: list[Any] = []
+
+    async def main() -> None:
+        bridge = FakeBridge()
+
+        async def handler(request: Any) -> None:
+            begun.append(request)
+
+        answering = Answering(cast(Bridge, bridge), "e", handler, Plain("e"))
+        call = FakeCall("a")
+        answering.on_call(cast(Any, call))
+        # In the same turn of the loop, as after a turn that took long.
+        bridge.tell_stopped()
+        assert await answering.idle(60)
+        assert call.error()["kind"] == "cancelled"
+
+    asyncio.run(main())
+    assert not begun
+
+
 def test_an_answer_that_nobody_wants_may_end_without_a_finish_reason(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         bridge = FakeBridge()

@@ -160,6 +160,20 @@ def test_a_death_is_told_however_far_behind_the_worker_is() -> None:
     assert load == {"load": {"kv_used_blocks": 4095}}
 
 
+def test_a_request_that_is_cancelled_before_its_turn_does_not_reach_the_engine() -> None:
+    worker = WorkerStub(LEAVING)
+    worker.start()
+    head = {"endpoint": "generate", "instance": 0, "credit": 64, "id": "r-2"}
+    request = encode(Kind.REQUEST, 2, pack(head) + pack({"model": "m", "input": {"tokens": [1]}}))
+    # The engine sees both in one turn of its loop, as after a turn that took long.
+    worker.sock.sendall(request + encode(Kind.CANCEL, 2, pack({"reason": "client"})))
+    kind, _, payload = worker.frame()
+    assert (kind, msgpack.unpackb(payload)) == (Kind.ITEM, [[2, None]])
+    worker.request(3, "control", {"op": "order"})
+    assert msgpack.unpackb(worker.frame()[2])[0] == [3, {"result": "profile", "location": ""}]
+    worker.kill()
+
+
 def test_cleanup_comes_after_the_last_request() -> None:
     worker = WorkerStub(LEAVING)
     worker.start()

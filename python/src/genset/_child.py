@@ -325,6 +325,9 @@ class Child:
             self._batch(stream, pack({"progress": {"stage": stage, "fraction": fraction}}))
 
     async def _generate(self, stream: Stream, body: dict[str, Any]) -> None:
+        if stream.is_stopped:
+            # Its client left while it waited for its turn. A busy engine must not compute for nobody.
+            return
         request = request_from_wire(body)
         answer = Answer(request)
         chunks = self._engine.generate(request, stream.context)

@@ -225,6 +225,10 @@ class Answering:
             else:
                 if self._places is not None:
                     await self._places.take(answer, self._answers)
+                if answer.stream.is_stopped:
+                    # Its client left while it waited for its turn. A busy handler must not compute for nobody.
+                    answer.cut()
+                    return
                 arguments = (request, answer.stream.context) if self._with_context else (request,)
                 await answer.write(self._handler(*arguments), encoder)
         except asyncio.CancelledError:
