@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +32,7 @@ from genset._frames import Decoder, Kind, encode, encode_batches, pack
 from genset._stepper import Stepper
 from genset._stream import Stream
 from genset.engine import Event
-from genset.exceptions import EngineShutdown
+from genset.exceptions import EngineShutdown, Overloaded
 from genset.testing import collect
 from worker_stub import WorkerStub
 
@@ -285,6 +287,37 @@ def test_steps_that_make_nothing_at_once_leave_the_processor_to_others_and_are_n
     stepper.close()
     assert pauses == [idle_s] * paused
     assert events == ["step"] * reported
+
+
+class Kept:
+    """What a step holds, such as the device's memory."""
+
+
+class Full(WaitsTwice):
+    """Has no memory for any step."""
+
+    def __init__(self) -> None:
+        self.held: list[weakref.ref[Kept]] = []
+
+    def step(self, batch: list[list[None]]) -> list[StepOutput]:
+        kept = Kept()
+        self.held.append(weakref.ref(kept))
+        raise Overloaded("there is no memory")
+
+
+def test_a_step_that_failed_holds_nothing() -> None:
+    written = queue.SimpleQueue[bytes]()
+    streams = {1: Stream(1, {"endpoint": "generate", "credit": 8})}
+    full = Full()
+    stepper = Stepper(full, streams, written.put, 1 << 16)
+    gc.disable()
+    try:
+        stepper.submit(streams[1], body("m", 1))
+        assert written.get(timeout=60)
+        assert [kept() for kept in full.held] == [None]
+    finally:
+        gc.enable()
+        stepper.close()
 
 
 def test_many_steps_are_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,9 +45,14 @@ class ResponseStream(AsyncIterator[Any]):
             while not self._items:
                 if self._is_over:
                     error, self._error = self._error, None
-                    if error is not None:
+                    if error is None:
+                        raise StopAsyncIteration
+                    try:
                         raise error
-                    raise StopAsyncIteration
+                    finally:
+                        # The error holds this frame and its caller's. If this frame held the error, all that these hold, such as other
+                        # streams, would stay until the next garbage collection.
+                        del error
                 self._grant()
                 await self._wait()
             self._ungranted += 1
@@ -230,11 +235,12 @@ class Client:
             stream = asked()
             if done.cancelled() or stream is None or stream.is_over:
                 return
+            # If the caller's own timeout was the limit, the request is sent all the same, and ends with that timeout.
+            if isinstance(error, Exception) and limit_s == most_s:
+                stream.on_end(error)
+                return
             left_s = None if timeout is None else max(0.0, timeout - (loop.time() - begun_s))
             try:
-                # If the caller's own timeout was the limit, the request is sent all the same, and ends with that timeout.
-                if error is not None and limit_s == most_s:
-                    raise error
                 stream.begin(*send(left_s))
             except Exception as problem:
                 stream.on_end(problem)

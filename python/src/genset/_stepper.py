@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from genset._convert import TOKEN_PREFIX, Answer, request_from_wire
@@ -145,9 +145,8 @@ class Stepper:
             if len(outputs) != len(ready):
                 raise Internal(f"step answered {len(outputs)} of {len(ready)} sequences")
         except Exception as error:
-            failure = as_engine_error(error)
-            for lane in ready:
-                self._fail(lane, failure)
+            # Not kept in a local: the error holds this frame, and so would hold all that the engine's step held.
+            self._fail_all(ready, as_engine_error(error))
             return True
         made = False
         pairs = self._pairs
@@ -207,9 +206,12 @@ class Stepper:
         except Exception:
             logger.exception("the end of request %s failed", lane.stream.context.id())
 
-    def _end_all(self, error: EngineError) -> None:
-        for lane in (*self._lanes.values(), *self._new):
+    def _fail_all(self, lanes: Iterable[Lane], error: EngineError) -> None:
+        for lane in lanes:
             self._fail(lane, error)
+
+    def _end_all(self, error: EngineError) -> None:
+        self._fail_all((*self._lanes.values(), *self._new), error)
         self._flush()
 
     def _flush(self) -> None:
