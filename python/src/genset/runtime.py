@@ -436,7 +436,8 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
         task.cancel()
 
     def on_signal(name: str) -> None:
-        if runtime.is_draining:
+        # Not `is_draining`: the program may have begun a shutdown by itself, and then this signal is the first.
+        if endings:
             logger.warning("%s: stopping at once", name)
             runtime.hurry()
             if not hurried.done():

@@ -1,0 +1,46 @@
+"""What `@worker` does with signals, without the native module."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+from genset._bridge import Bridge
+from genset.runtime import Runtime, _run
+
+
+class FakeBridge:
+    """A runtime that leaves its fleet at once."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.node = SimpleNamespace(new_instance_id=lambda: 1, shutdown=lambda op: None)
+
+    def operation(self, begin: Callable[[int], None]) -> asyncio.Future[int | None]:
+        begin(1)
+        future: asyncio.Future[int | None] = self.loop.create_future()
+        future.set_result(None)
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_signal_ends_a_function_that_goes_on_after_its_own_shutdown() -> None:
+    async def main() -> None:
+        runtime = Runtime(cast(Bridge, FakeBridge()))
+
+        async def function() -> None:
+            await runtime.shutdown()
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+
+        running = asyncio.ensure_future(_run(runtime, function()))
+        done, _ = await asyncio.wait([running], timeout=30)
+        assert done, "it goes on"
+        assert running.result() is None
+
+    asyncio.run(main())
