@@ -13,6 +13,7 @@ import pytest
 
 from genset import Context, GenerateChunk, GenerateRequest, _handler
 from genset._bridge import Bridge
+from genset._client import ResponseStream
 from genset._frames import pack
 from genset._handler import Answering, Plain
 from genset.llm import Tokens
@@ -45,6 +46,7 @@ class FakeBridge:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, Any] = {}
+        self.asked: dict[int, Any] = {}
         self.written: list[bytes] = []
 
     def write(self, call: Any, item: bytes) -> None:
@@ -164,6 +166,30 @@ def test_a_generator_that_awaits_nothing_lets_others_have_their_turns() -> None:
         asyncio.get_running_loop().call_soon(had_turn.set)
         assert await answering.idle(60)
         assert call.ended[0] is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_a_handler_may_return_the_stream_of_a_client(is_coroutine: bool) -> None:
+    async def main() -> None:
+        bridge = FakeBridge()
+
+        def forward(request: Any) -> ResponseStream:
+            stream = ResponseStream(cast(Bridge, bridge), 7)
+            for number in range(3):
+                stream.on_item(pack(number))
+            stream.on_end(None)
+            return stream
+
+        async def forward_later(request: Any) -> ResponseStream:
+            return forward(request)
+
+        answering = Answering(cast(Bridge, bridge), "e", forward_later if is_coroutine else forward, Plain("e"))
+        call = FakeCall("a")
+        answering.on_call(cast(Any, call))
+        assert await answering.idle(60)
+        assert (call.ended[0], bridge.written) == (None, [pack(0), pack(1), pack(2)])
 
     asyncio.run(main())
 

@@ -313,7 +313,8 @@ class Answer:
 
     async def write(self, result: Any, encoder: Encoder) -> None:
         """Writes a handler's result: one value, or those of a generator or an async iterator."""
-        if inspect.isawaitable(result):
+        # A client's stream is both: awaited, it gives its only item, and fails if there are more.
+        if inspect.isawaitable(result) and not hasattr(result, "__aiter__"):
             result = await result
         if hasattr(result, "__aiter__"):
             await self._write_all(result, encoder)
