@@ -102,6 +102,14 @@ def test_without_the_binary_one_test_says_how_to_get_it(monkeypatch: pytest.Monk
         test("kit")
 
 
+def test_the_binary_that_was_installed_with_the_package_need_not_be_in_path(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GENSET_BIN")
+    monkeypatch.setenv("PATH", "")
+    # As in a virtual environment that is not activated.
+    monkeypatch.setattr("sysconfig.get_path", {"scripts": str(log.parent)}.get)
+    assert ConformanceRun("engine").ids() == ["LC01", "ST01", "ST09"]
+
+
 def test_a_stub_context_stops_when_told() -> None:
     context = StubContext(headers={"x": "y"})
     assert (context.id(), context.is_stopped(), context.headers["x"]) == ("test", False, "y")

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 from genset import _logging
@@ -136,12 +137,17 @@ def is_name_only(config: WorkerConfig) -> bool:
 
 def find_binary() -> str:
     """The `genset` binary: from `GENSET_BIN`, else the one installed with this package, else the one in PATH."""
-    named = os.environ.get(BINARY_VARIABLE)
-    installed = Path(sysconfig.get_path("scripts")) / "genset"
-    found = shutil.which(named or (str(installed) if installed.is_file() else "genset"))
+    found = located_binary(os.environ)
     if found is None:
-        raise SystemExit(missing_binary(named))
+        raise SystemExit(missing_binary(os.environ.get(BINARY_VARIABLE)))
     return found
+
+
+def located_binary(environment: Mapping[str, str]) -> str | None:
+    """The binary of `find_binary` in an environment; None if there is none."""
+    installed = Path(sysconfig.get_path("scripts")) / "genset"
+    name = environment.get(BINARY_VARIABLE) or (str(installed) if installed.is_file() else "genset")
+    return shutil.which(name, path=environment.get("PATH"))
 
 
 def missing_binary(named: str | None) -> str:

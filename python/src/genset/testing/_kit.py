@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from genset.backend import BINARY_VARIABLE, missing_binary
+from genset.backend.run import BINARY_VARIABLE, located_binary, missing_binary
 
 _GOOD = ("pass", "expected_fail", "measured")
 # The test for problems that no check's own test reports.
@@ -113,10 +112,9 @@ class ConformanceRun:
         return told
 
     def _genset(self, *words: str) -> subprocess.CompletedProcess[str]:
-        named = self._env.get(BINARY_VARIABLE)
-        binary = shutil.which(named or "genset", path=self._env.get("PATH"))
+        binary = located_binary(self._env)
         if binary is None:
-            raise FileNotFoundError(missing_binary(named))
+            raise FileNotFoundError(missing_binary(self._env.get(BINARY_VARIABLE)))
         try:
             return subprocess.run(
                 [binary, *words], env=self._env, capture_output=True, text=True, timeout=self._timeout, check=False
