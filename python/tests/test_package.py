@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, cast
 
@@ -458,3 +459,21 @@ def test_the_command_of_a_script_is_its_path(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("sys.argv", ["my_engine.py", "--a"])
     monkeypatch.setattr("sys.modules", {"__main__": types.ModuleType("__main__")})
     assert engine_command()[1:] == [str(Path("my_engine.py").resolve()), "--a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("my_engine", ["-m", "my_engine"]),
+        ("my_engine.__main__", ["-m", "my_engine"]),
+        ("__main__", [str(Path("my_engine.pyz").resolve())]),
+    ],
+)
+def test_the_command_of_a_module_is_its_name_and_that_of_an_archive_its_path(
+    name: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = types.ModuleType("__main__")
+    main.__spec__ = ModuleSpec(name, None)
+    monkeypatch.setattr("sys.argv", ["my_engine.pyz", "--a"])
+    monkeypatch.setattr("sys.modules", {"__main__": main})
+    assert engine_command()[1:] == [*words, "--a"]

@@ -86,7 +86,8 @@ def engine_command(argv: list[str] | None = None) -> list[str]:
     arguments = sys.argv[1:] if argv is None else argv
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:
+    # The spec of a folder or an archive with a `__main__.py` has no module's name.
+    if spec is not None and spec.name not in ("", "__main__"):
         module = spec.name.removesuffix(".__main__")
         return [sys.executable, "-m", module, *arguments]
     return [sys.executable, str(Path(sys.argv[0]).resolve()), *arguments]
