@@ -76,6 +76,16 @@ def test_outputs_are_read_as_chunks() -> None:
     assert read({"finished": handed}) == [{**tokens, "finish_reason": "length", "completion_usage": told, "transfer": transfer}]
 
 
+def test_vectors_and_scores_that_come_in_parts_are_one_answer() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 0}
+    answers: dict[str, list[Any]] = {"embeddings": [[[0.5], [0.25]], [[1.0]]], "scores": [[0.5, 0.25], [1.0]]}
+    for kind, parts in answers.items():
+        reader = GENERATING.reader()
+        assert [reader(pack({kind: part})) for part in parts] == [NOTHING, NOTHING]
+        last = reader(pack({"finished": {"reason": "stop", "usage": usage}}))
+        assert last[kind] == [*parts[0], *parts[1]]
+
+
 def test_the_objects_of_a_body_are_read_and_its_end_is_none() -> None:
     reader = WHOLE.reader()
     assert reader(pack({"text": {"text": '{"choices": [{"index": 0}]}', "token_count": 0}})).choices[0].index == 0

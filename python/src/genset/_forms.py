@@ -81,7 +81,8 @@ class _Chunks:
         if kind in ("tokens", "text"):
             return value
         if kind in ("embeddings", "scores"):
-            self._whole[kind] = value
+            # An engine may give them in parts.
+            self._whole[kind] = [*self._whole.get(kind, ()), *value]
             return NOTHING
         if kind == "finished":
             return self._last(value)
