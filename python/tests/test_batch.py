@@ -231,7 +231,7 @@ def test_frames_are_of_bounded_size() -> None:
     frames = Decoder().feed(encode_batches(pairs, 500))
     assert all(len(payload) <= 501 for _, _, payload in frames)
     assert [pair for _, _, payload in frames for pair in msgpack.unpackb(payload)] == [[n, "x" * 100] for n in range(20)]
-    # The worker refuses a pair that is too large for any frame.
+    # A pair that is larger has a frame of its own.
     assert len(Decoder().feed(encode_batches(pairs, 10))) == 20
 
 
@@ -281,7 +281,7 @@ def test_steps_that_make_nothing_at_once_leave_the_processor_to_others_and_are_n
     streams = {1: Stream(1, {"endpoint": "generate", "credit": 8})}
     waits = WaitsTwice()
     waits.worker = WorkerHandle(events.append)
-    stepper = Stepper(waits, streams, written.put, 1 << 16)
+    stepper = Stepper(waits, streams, written.put, 1 << 16, 1 << 16)
     stepper.submit(streams[1], body("m", 1))
     assert written.get(timeout=60)
     stepper.close()
@@ -309,7 +309,7 @@ def test_a_step_that_failed_holds_nothing() -> None:
     written = queue.SimpleQueue[bytes]()
     streams = {1: Stream(1, {"endpoint": "generate", "credit": 8})}
     full = Full()
-    stepper = Stepper(full, streams, written.put, 1 << 16)
+    stepper = Stepper(full, streams, written.put, 1 << 16, 1 << 16)
     gc.disable()
     try:
         stepper.submit(streams[1], body("m", 1))

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
-from genset._frames import Kind
+from genset._frames import Kind, encode, pack
 from genset._slips import made, started
 from worker_stub import HELLO, WorkerStub
 
@@ -58,6 +58,26 @@ def test_what_an_engine_that_awaits_nothing_gives_is_sent_at_once(worker: Worker
     assert (kind, msgpack.unpackb(payload)) == (Kind.ITEM, [[2, {"tokens": {"token_ids": [1]}}]])
     worker.process.send_signal(signal.SIGUSR1)
     assert msgpack.unpackb(worker.frame()[2])[-1] == [2, None]
+
+
+def test_an_item_that_no_frame_can_have_ends_its_request_alone(worker: WorkerStub) -> None:
+    assert answer(worker, 2, f"large {16 << 20}") == "an item of 16777246 bytes is too large: the worker takes 16777205 at once"
+    assert answer(worker, 3, "nothing")[0]["finished"]["reason"] == "length"
+
+
+def test_an_item_that_fills_a_frame_has_it_for_itself(worker: WorkerStub) -> None:
+    head = {"endpoint": "generate", "instance": 0, "credit": 64, "id": "r"}
+    # The engine sees both in one turn of its loop.
+    asked = {2: "nothing", 3: f"large {(16 << 20) - 41}"}
+    bodies = {stream: {"model": what, "input": {"tokens": [1]}} for stream, what in asked.items()}
+    worker.sock.sendall(b"".join(encode(Kind.REQUEST, stream, pack(head) + pack(body)) for stream, body in bodies.items()))
+    came: dict[int, list[Any]] = {2: [], 3: []}
+    while any(not items or items[-1] is not None for items in came.values()):
+        kind, _, payload = worker.frame()
+        assert kind == Kind.ITEM, payload
+        for stream, item in msgpack.unpackb(payload):
+            came[stream].append(item)
+    assert [len(items) for items in came.values()] == [2, 3]
 
 
 def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> None:

@@ -26,7 +26,7 @@ from genset._frames import (
 )
 from genset._slips import called, check_chunks, started
 from genset._stepper import Stepper
-from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
+from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled, check_size
 from genset.batch import BatchEngine
 from genset.engine import STEP, Context, Event, LLMEngine, WorkerHandle, control_reply
 from genset.exceptions import EngineError, InvalidArgument, NotFound
@@ -40,6 +40,8 @@ CLEANUP_S = 30.0
 """The time limit of the cleanup after a failed start, equal to the worker's limit for any other cleanup."""
 
 _BATCH_BYTES = 256 << 10
+_BATCH_HEAD_BYTES = 11
+"""The most bytes of a frame's payload beside its only item: the heads of a list and of a pair, and the stream's id."""
 _EVENTS_KEPT = 4096
 _NIL = b"\xc0"
 _STEP = pack(STEP)
@@ -77,6 +79,7 @@ class Child:
         self._answers: set[asyncio.Task[None]] = set()
         """Tasks of `generate`, each until its generator is closed, which may be later than the end of its stream."""
         self._batch_limit = 2048
+        self._item_limit = 2048
         self._stepper: Stepper | None = None
         self._is_greeted = False
         self._is_told_to_go = False
@@ -136,7 +139,8 @@ class Child:
             )
             self._send(Kind.GO_AWAY, 0, pack({"code": "version", "reason": reason}))
             raise ProtocolError(reason)
-        self._batch_limit = min(_BATCH_BYTES, hello["max_frame_bytes"] // 2)
+        self._item_limit = min(MAX_FRAME_BYTES, hello["max_frame_bytes"]) - _BATCH_HEAD_BYTES
+        self._batch_limit = min(_BATCH_BYTES, self._item_limit // 2)
         self._is_greeted = True
 
     def _on_request(self, stream_id: int, payload: bytes) -> None:
@@ -158,7 +162,7 @@ class Child:
 
     def _submit(self, engine: BatchEngine[Any], stream: Stream, body: dict[str, Any]) -> None:
         if self._stepper is None:
-            self._stepper = Stepper(engine, self._streams, self._channel.write, self._batch_limit)
+            self._stepper = Stepper(engine, self._streams, self._channel.write, self._batch_limit, self._item_limit)
         try:
             self._stepper.submit(stream, body)
         except Exception as error:
@@ -234,10 +238,16 @@ class Child:
         self._channel.write(encode(kind, stream, payload))
 
     def _batch(self, stream: Stream, item: bytes) -> None:
-        """Sends an item in one frame with all others of this turn of the event loop."""
+        """Sends an item in one frame with all others of this turn of the event loop. Raises `Internal` if no frame can have it."""
+        pair = stream.prefix + item
+        if len(pair) > self._batch_limit:
+            check_size(item, self._item_limit)
+            # It fits into a frame, but perhaps not beside others.
+            self._flush()
+            self._channel.write(encode_batch([pair]))
+            return
         if not self._pending:
             self._loop.call_soon(self._flush)
-        pair = stream.prefix + item
         self._pending.append(pair)
         self._pending_bytes += len(pair)
         if self._pending_bytes > self._batch_limit:
@@ -381,8 +391,9 @@ class Child:
         if event == STEP:
             self._on_loop(self._tell_step)
             return
-        # Packed now: the caller may change its list later. If it cannot be packed, that is the caller's error.
+        # Packed now: the caller may change its list later. If it cannot be packed or sent, that is the caller's error.
         packed = pack(event)
+        check_size(packed, self._item_limit)
         self._on_loop(lambda: self._keep_event(packed))
 
     def _tell_step(self) -> None:

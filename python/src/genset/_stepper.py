@@ -12,7 +12,7 @@ from typing import Any
 
 from genset._convert import TOKEN_PREFIX, Answer, request_from_wire
 from genset._frames import Kind, encode, encode_batches, pack
-from genset._stream import Stream, as_engine_error
+from genset._stream import Stream, as_engine_error, check_size
 from genset.batch import BatchEngine, StepOutput, as_chunk
 from genset.exceptions import EngineError, EngineShutdown, Internal
 
@@ -53,12 +53,19 @@ class Stepper:
     """Begins requests, takes steps while there is credit for their output, and ends requests."""
 
     def __init__(
-        self, engine: BatchEngine[Any], streams: dict[int, Stream], write: Callable[[bytes], None], frame_bytes: int
+        self,
+        engine: BatchEngine[Any],
+        streams: dict[int, Stream],
+        write: Callable[[bytes], None],
+        frame_bytes: int,
+        item_bytes: int,
     ) -> None:
+        """Frames have `frame_bytes` at most, but for one with a single larger item; an item has `item_bytes` at most."""
         self._engine = engine
         self._streams = streams
         self._write = write
         self._frame_bytes = frame_bytes
+        self._item_bytes = item_bytes
         self._new: deque[Lane] = deque()
         self._lanes: dict[int, Lane] = {}
         self._pairs: list[bytes] = []
@@ -166,7 +173,9 @@ class Stepper:
         try:
             chunk = as_chunk(output)
             if chunk is not None:
-                lane.kept.extend(lane.answer.items(chunk))
+                for item in lane.answer.items(chunk):
+                    check_size(item, self._item_bytes)
+                    lane.kept.append(item)
         except Exception as error:
             self._fail(lane, as_engine_error(error))
             return

@@ -91,6 +91,12 @@ class Turns:
         self.count += 1
 
 
+def check_size(item: bytes, limit: int) -> None:
+    """Raises `Internal` for an item that fits in no frame: the worker would end the process that sends it."""
+    if len(item) > limit:
+        raise Internal(f"an item of {len(item)} bytes is too large: the worker takes {limit} at once")
+
+
 def awaited_cancelled(stream: Stream, what: str) -> Internal:
     """The error of a request whose engine or handler, `what`, awaited something that was cancelled. Call it where that is handled."""
     problem = f"{what} awaited something that was cancelled"
