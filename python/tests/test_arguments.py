@@ -12,6 +12,7 @@ import pytest
 from genset import EngineConfig, WorkerConfig
 from genset.exceptions import InvalidArgument
 from genset.llm import ModelType, register_llm
+from genset.runtime import _flag
 
 
 def refused(declare: Any, **options: Any) -> str:
@@ -112,6 +113,12 @@ def test_the_fields_that_a_subclass_adds_are_its_own() -> None:
         offset: int = 0
 
     assert Mine(model="m", context_length=8, offset=-1).to_wire()["model"] == "m"
+
+
+def test_options_of_the_network_are_written_as_flags() -> None:
+    assert _flag("wire_port", 7480) == "--wire-port=7480"
+    assert _flag("discovery_shared", True) == "--discovery-shared=true"
+    assert _flag("etcd_endpoints", ["http://a:2379", "http://b:2379"]) == "--etcd-endpoints=http://a:2379,http://b:2379"
 
 
 def test_a_config_of_a_worker_is_refused_where_it_is_made() -> None:

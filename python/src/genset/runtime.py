@@ -87,13 +87,14 @@ class Runtime:
         """Joins the fleet that the environment names (`ETCD_ENDPOINTS`, `NATS_SERVER`, `GENSET_DISCOVERY_BACKEND`, ...).
 
         `options` override the environment. They are the flags of `genset run --help` for the network and the status port, with `_` for
-        `-`: `discovery_backend="etcd"`. With `static` it joins no fleet: served endpoints are found only in this process. The port of
-        `status_port` opens at once, that of `GENSET_STATUS_PORT` when something is served.
+        `-`: `discovery_backend="etcd"`, `etcd_endpoints=["http://a:2379", "http://b:2379"]`, `discovery_shared=True`. With `static` it joins
+        no fleet: served endpoints are found only in this process. The port of `status_port` opens at once, that of `GENSET_STATUS_PORT`
+        when something is served.
 
         Raises ValueError for an unknown option, `Unavailable` if a server cannot be reached, `InvalidArgument` if the process cannot
         listen on the status port.
         """
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
+        flags = [_flag(name, value) for name, value in options.items() if value is not None]
         bridge = Bridge()
         try:
             named = await bridge.operation(lambda op: bridge.node.connect(op, flags, static))
@@ -206,6 +207,15 @@ class Runtime:
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
+
+
+def _flag(name: str, value: Any) -> str:
+    """An option as the command line has it."""
+    if isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return f"--{name.replace('_', '-')}={value}"
 
 
 async def _end(servers: set[asyncio.Task[Any]]) -> None:
