@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,15 @@ async def test_a_deadline_ends_a_request_at_both_ends() -> None:
         with pytest.raises(exceptions.DeadlineExceeded):
             await items(client.random({}, timeout=0.5))
         await until(lambda: seen, "the handler is told")
+
+
+async def test_a_timeout_that_is_too_long_for_the_clock_is_none() -> None:
+    async def handler(request: Any, context: Context) -> Any:
+        return {"deadline_ms": context.deadline_ms}
+
+    async with served(handler) as (_, client):
+        assert (await client.random({}, timeout=sys.maxsize)).deadline_ms is None
+        assert (await client.random({}, timeout=3600)).deadline_ms > 0
 
 
 async def test_too_many_requests_are_refused() -> None:

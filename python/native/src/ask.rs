@@ -142,7 +142,10 @@ impl Caller {
         if let Some(timeout_s) = timeout_s {
             let timeout = Duration::try_from_secs_f64(timeout_s)
                 .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
-            ctx = ctx.with_deadline(Instant::now() + timeout);
+            // A time that is too long for the clock never comes.
+            if let Some(deadline) = Instant::now().checked_add(timeout) {
+                ctx = ctx.with_deadline(deadline);
+            }
         }
         let ctx = ctx.with_headers(headers.unwrap_or_default());
         let credit = Arc::new(Semaphore::new(CREDIT));
