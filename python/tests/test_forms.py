@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genset._convert import request_from_wire
+from genset._convert import Answer, request_from_wire
 from genset._forms import NOTHING, form_of
 from genset._frames import pack, unpack
 from genset._values import decode
@@ -74,6 +74,14 @@ def test_outputs_are_read_as_chunks() -> None:
     assert read({"embeddings": [[0.5]]}, {"finished": finished}) == [{"embeddings": [[0.5]], **end}]
     handed = {"reason": "length", "usage": usage, "last": tokens, "transfer": transfer}
     assert read({"finished": handed}) == [{**tokens, "finish_reason": "length", "completion_usage": told, "transfer": transfer}]
+
+
+def test_the_usage_that_a_handler_passes_on_is_the_one_it_got() -> None:
+    counts = {"predictions": {"accepted": 3, "rejected": 1}}
+    usage = {"prompt_tokens": 2, "completion_tokens": 4, "cached_tokens": 1, **counts}
+    last = GENERATING.reader()(pack({"finished": {"reason": "stop", "usage": usage}}))
+    (item,) = Answer({"token_ids": [1, 2]}).items(last)
+    assert unpack(item)["finished"]["usage"] == usage
 
 
 def test_vectors_and_scores_that_come_in_parts_are_one_answer() -> None:

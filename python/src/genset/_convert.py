@@ -169,15 +169,14 @@ class Answer:
             logger.warning("finish_reason %r is none of %s; it counts as stop", reason, names)
         usage = chunk.get("completion_usage") or {}
         self.is_finished = True
-        finished: dict[str, Any] = {
-            "reason": known,
-            "usage": {
-                "prompt_tokens": usage.get("prompt_tokens", self._prompt_tokens),
-                "completion_tokens": usage.get("completion_tokens", self.completion_tokens),
-                "cached_tokens": usage.get("cached_tokens"),
-            },
-            "last": last,
+        counted: dict[str, Any] = {
+            "prompt_tokens": usage.get("prompt_tokens", self._prompt_tokens),
+            "completion_tokens": usage.get("completion_tokens", self.completion_tokens),
+            "cached_tokens": usage.get("cached_tokens"),
         }
+        if "predictions" in usage:
+            counted["predictions"] = usage["predictions"]
+        finished: dict[str, Any] = {"reason": known, "usage": counted, "last": last}
         if "stop_token" in chunk:
             finished["stop_token"] = chunk["stop_token"]
         if "transfer" in chunk:

@@ -96,6 +96,13 @@ class TokenLogprob(TypedDict, total=False):
     top: list[TopLogprob]
 
 
+class PredictionTokens(TypedDict):
+    """Draft tokens of speculation. Rejected ones are no part of the answer or of its `completion_tokens`."""
+
+    accepted: int
+    rejected: int
+
+
 class CompletionUsage(TypedDict, total=False):
     """Tokens counted for billing. The total is computed from the others."""
 
@@ -103,6 +110,8 @@ class CompletionUsage(TypedDict, total=False):
     completion_tokens: int
     total_tokens: int
     cached_tokens: int | None
+    predictions: PredictionTokens | None
+    """From engines that speculate."""
 
 
 class GenerateChunk(TypedDict, total=False):
