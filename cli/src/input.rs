@@ -27,14 +27,12 @@ use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 
-/// The error that lost printed text.
+/// The first error that lost printed text.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
-/// Writes to standard output and flushes it. A closed pipe is not an error; any other error is kept for [`lost_output`].
+/// Writes to standard output and flushes it. Keeps the first error for [`is_unread`] and [`lost_output`].
 pub(crate) fn print(text: &str) {
-    if let Err(error) = write(text)
-        && error.kind() != io::ErrorKind::BrokenPipe
-    {
+    if let Err(error) = write(text) {
         let _ = LOST.set(error);
     }
 }
@@ -50,9 +48,15 @@ fn write(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// The error because of which standard output is incomplete, such as a full disk.
+/// Whether printed text was lost: the reader of standard output has gone, or it cannot be written to.
+fn is_unread() -> bool {
+    LOST.get().is_some()
+}
+
+/// The error because of which standard output is incomplete, such as a full disk. A closed pipe is not an error.
 pub(crate) fn lost_output() -> Option<&'static io::Error> {
     LOST.get()
+        .filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
 }
 
 /// Writes a line to standard error, [`escaped`]. Ignores errors: nobody can be notified, and the exit code says the rest.

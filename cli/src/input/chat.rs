@@ -12,6 +12,7 @@ use genset_runtime::Signals;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
+use super::is_unread;
 use super::question::{Asker, OWN_FIELDS};
 use super::saved::Saved;
 use super::screen::{Screen, Shown};
@@ -25,6 +26,8 @@ pub(super) enum Turn {
     Stopped,
     /// A signal told the process to end.
     Terminated,
+    /// Nobody can read the rest of the answer.
+    Unread,
 }
 
 /// The token counts and times of an answer.
@@ -236,6 +239,10 @@ impl Chat {
             };
             let first = *first.get_or_insert_with(|| asked.elapsed());
             shown.flush();
+            if is_unread() {
+                ctx.cancel(CancelReason::Client);
+                return Ok((text, Turn::Unread));
+            }
             if let Some(end) = end {
                 self.figures = Some(Figures {
                     usage: end.usage,

@@ -249,6 +249,7 @@ pub(super) async fn run(
         };
         match converse(&mut chat, question, signals).await {
             Ok(Turn::Terminated) => return Ok(Ending::Signalled),
+            Ok(Turn::Unread) => return Ok(ending),
             Ok(Turn::Answered | Turn::Stopped) => {}
             Err(_) if chat.screen() == Screen::Pipe => ending = Ending::Failed,
             // A person sees the error and may ask again.
@@ -267,7 +268,7 @@ async fn converse(
     print("\n");
     match &asked {
         Ok(Turn::Stopped) => chat.screen().tell("[stopped]\n"),
-        Ok(Turn::Answered | Turn::Terminated) => {}
+        Ok(Turn::Answered | Turn::Terminated | Turn::Unread) => {}
         Err(error) => chat.screen().tell(&format!("error: {error}\n")),
     }
     asked

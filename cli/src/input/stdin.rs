@@ -42,5 +42,6 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
             Ok(Ending::Done)
         }
         Turn::Stopped | Turn::Terminated => Ok(Ending::Signalled),
+        Turn::Unread => Ok(Ending::Done),
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::process::Stdio;
 
 use rustix::process::Signal;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 
 use crate::support::{genset, send_signal, soon};
@@ -92,6 +92,27 @@ async fn outputs_that_nobody_reads_change_no_exit_code_and_full_ones_fail() {
         );
     });
     futures_util::future::join_all(ended).await;
+}
+
+#[tokio::test]
+async fn an_answer_ends_once_its_reader_has_gone() {
+    // It would take minutes.
+    let question = "word ".repeat(2000) + "\n";
+    for input in ["in=stdin", "in=text"] {
+        let words = ["run", input, "out=echo_full", "--token-echo-delay-ms=200"];
+        let mut command = genset(&words);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(question.as_bytes()).await.unwrap();
+        // A chat could read further questions; in=stdin asks at the end of its input.
+        let _open = (input == "in=text").then_some(stdin);
+        let mut stdout = child.stdout.take().unwrap();
+        soon(stdout.read_u8()).await.unwrap();
+        drop(stdout);
+        let ended = soon(child.wait()).await.unwrap();
+        assert_eq!(ended.code(), Some(0), "{input}");
+    }
 }
 
 #[tokio::test]
