@@ -242,6 +242,7 @@ pub(crate) async fn run_terminal(
                 asker,
                 is_chosen: refuse_to_choose(config, models),
                 routes,
+                models: models.clone(),
                 seen: SeenModels::new(models.clone()),
             };
             batch::run(path, config.batch_concurrency.get(), &asked, signals).await

@@ -17,6 +17,7 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
 use genset_frontend::LocalFrontend;
 use genset_frontend::batch::{BatchNotes, Pauses, SeenModels, answer_line, write_whole};
+use genset_frontend::model::Models;
 use genset_runtime::Signals;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
@@ -39,6 +40,8 @@ pub(super) struct Asked {
     pub(super) is_chosen: Result<(), EngineError>,
     /// Answers requests, which name their model.
     pub(super) routes: LocalFrontend,
+    /// The models that are served now.
+    pub(super) models: Models,
     /// The models seen so far.
     pub(super) seen: SeenModels,
 }
@@ -206,7 +209,7 @@ async fn line_of(
         }
         Prompt::Bad(error) => (String::new(), Err(error)),
         Prompt::Question(text, fields) => {
-            let answered = ask_patiently(&asked.asker, ctx, &text, &fields).await;
+            let answered = ask_patiently(asked, ctx, &text, &fields).await;
             (text, answered)
         }
     };
@@ -232,13 +235,15 @@ async fn line_of(
 /// Asks, and retries while every worker is full or unreachable, because a batch has time. Also retries a prompt that was lost
 /// with its worker, once.
 async fn ask_patiently(
-    asker: &Asker,
+    asked: &Asked,
     ctx: &RequestContext,
     text: &str,
     fields: &Map<String, Value>,
 ) -> Result<Answered, EngineError> {
+    let mut asker = asked.asker.clone();
     let mut pauses = Pauses::new();
     loop {
+        asker.keep_up(&asked.models);
         let answered = asker.ask(ctx, text, fields).await;
         // As for requests in OpenAI's format.
         let goes_on = match &answered {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{CancelReason, EngineError, RequestContext};
 use genset_frontend::markup::Delta;
-use genset_frontend::model::ServedModel;
+use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::Signals;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -131,6 +131,11 @@ impl Chat {
     pub(super) fn set_system(&mut self, system: Option<String>) {
         self.system = system;
         self.clear();
+    }
+
+    /// As [`Asker::keep_up`].
+    pub(super) fn keep_up(&mut self, models: &Models) {
+        self.asker.keep_up(models);
     }
 
     /// Switches to another model.

@@ -236,6 +236,7 @@ pub(super) async fn run(
             }
         };
         has_dropped = false;
+        chat.keep_up(models);
         let text = unfolded(&text);
         let question = match text.as_str() {
             "" => continue,

@@ -7,7 +7,7 @@ use genset_backend_common::output::Usage;
 use genset_backend_common::{EngineError, ErrorKind, GenerateRequest, RequestContext};
 use genset_frontend::answer::Answer;
 use genset_frontend::markup::{Message, Splitter};
-use genset_frontend::model::ServedModel;
+use genset_frontend::model::{Models, ServedModel};
 use genset_frontend::openai::{ChatRequest, CompletionRequest, ParamLimits};
 use genset_frontend::pipeline::{Job, Room};
 use genset_frontend::{ApiError, FrontendConfig, MemoryBudget};
@@ -29,7 +29,7 @@ pub(super) const OWN_FIELDS: [&str; 8] = [
 ];
 
 /// Asks one model.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Asker {
     model: Arc<ServedModel>,
     /// Whether the answer repeats the whole prompt, including the end-of-sequence tokens that its template inserts.
@@ -57,6 +57,14 @@ impl Asker {
 
     pub(super) fn set_model(&mut self, model: Arc<ServedModel>) {
         self.model = model;
+    }
+
+    /// Takes the model that is served under this name now. A model asks only workers with its card, and others may have replaced
+    /// them.
+    pub(super) fn keep_up(&mut self, models: &Models) {
+        if let Some(model) = models.get(self.model_name()) {
+            self.model = model;
+        }
     }
 
     /// Whether the model's engine parses request bodies itself.

@@ -318,6 +318,42 @@ async fn of_several_models_the_one_that_is_named_answers() {
     }
 }
 
+#[tokio::test]
+async fn prompts_go_on_with_workers_that_replace_others() {
+    const COUNT: usize = 40;
+    let fleet = Fleet::new();
+    let folder = TempDir::new().unwrap();
+    let input = folder.path().join("prompts.jsonl");
+    fs::write(&input, prompts(COUNT)).unwrap();
+    // Aliases make their cards differ.
+    let worker = async |aliases: &str| {
+        let engine = ["in=dyn", "out=echo_full", "--model-name=m", aliases];
+        let words = [&engine[..], &["--token-echo-delay-ms=50"]].concat();
+        fleet.worker_of(&words, &[]).await
+    };
+    let first = worker("--aliases=first").await;
+    let input = words(&input);
+    let words = ["run", &input, "out=dyn", "--batch-concurrency=1"];
+    let words = [&words[..], &["--migration-wait=0.1"]].concat();
+    let child = fleet
+        .command(&words, &[])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let part = folder.path().join("output.jsonl.part");
+    until(async || noted(&part) > 0).await;
+    first.stop().await;
+    let second = worker("--aliases=second").await;
+    let ended = Ended::of(&soon(child.wait_with_output()).await.unwrap());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for (number, line) in output(folder.path()).iter().enumerate() {
+        assert_eq!(line["response"], format!("prompt {number}"));
+    }
+    second.stop().await;
+}
+
 /// The number of noted answers: all lines except the first, which identifies the batch.
 fn noted(part: &Path) -> usize {
     let text = fs::read_to_string(part).unwrap_or_default();

@@ -2,10 +2,13 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::process::Stdio;
 
 use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
-use crate::support::{genset, run_with, send_signal};
+use crate::fleet::Fleet;
+use crate::support::{genset, run_with, send_signal, soon};
 use crate::terminal::{PROMPT, Terminal};
 
 const FAST: &[&str] = &["--token-echo-delay-ms", "0"];
@@ -184,6 +187,39 @@ async fn without_a_terminal_lines_are_read_from_the_pipe() {
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "a\nb\n"));
     let ended = run_with(genset(&words), b"\xff\xfe\n").await;
     ended.fails(1, "error: ");
+}
+
+#[tokio::test]
+async fn a_chat_goes_on_with_workers_that_replace_others() {
+    let fleet = Fleet::new();
+    // Aliases make their cards differ.
+    let worker = async |aliases: &str| {
+        let words = ["in=dyn", "out=echo_full", "--model-name=m", aliases];
+        fleet.worker_of(&words, &[]).await
+    };
+    let first = worker("--aliases=first").await;
+    let words = ["run", "in=text", "out=dyn", "--migration-wait=0.1"];
+    let mut child = fleet
+        .command(&words, &[])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut ask = async |question: &str| {
+        stdin.write_all(question.as_bytes()).await.unwrap();
+        let mut line = String::new();
+        soon(stdout.read_line(&mut line)).await.unwrap();
+        line
+    };
+    assert_eq!(ask("before\n").await, "before\n");
+    first.stop().await;
+    let second = worker("--aliases=second").await;
+    // Discovery tells the chat a moment later. Until then, the answer is an empty line.
+    soon(async { while ask("after\n").await != "after\n" {} }).await;
+    second.stop().await;
 }
 
 #[tokio::test]
