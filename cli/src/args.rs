@@ -373,11 +373,13 @@ fn read(command: clap::Command, given: Vec<OsString>) -> Result<Read, EngineErro
     let given = put_first(&given, words);
     let by_hand = matches_of(&layer, &given)?;
     let by_hand = by_hand.subcommand_matches("run").ok_or_else(unknown)?;
-    let from_file = match run.get_one::<PathBuf>("config") {
-        Some(path) => layers::file_as_flags(grammar, by_hand, path)?,
-        None => Vec::new(),
+    let matches = match run.get_one::<PathBuf>("config") {
+        Some(path) => {
+            let from_file = layers::file_as_flags(grammar, by_hand, path)?;
+            layers::matches_with_file(&command, &put_first(&given, from_file), path)?
+        }
+        None => matches_of(&command, &given)?,
     };
-    let matches = matches_of(&command, &put_first(&given, from_file))?;
     let all = matches.subcommand_matches("run").ok_or_else(unknown)?;
     let settings = layers::Settings::new(grammar, by_hand, all);
     Ok(Read { matches, settings })

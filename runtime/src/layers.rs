@@ -13,7 +13,7 @@ use genset_backend_common::{EngineError, spelling::did_you_mean};
 use serde_json::{Map, Number, Value, json};
 
 use self::matches::{has_empty_list, without_empty_lists};
-pub use self::matches::{matches_of, without_environment};
+pub use self::matches::{matches_of, matches_with_file, without_environment};
 
 /// The flags about settings in layers.
 #[derive(Debug, Clone, Args)]
@@ -59,7 +59,7 @@ pub fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
 /// Prints help, or clap's error, and exits if there is nothing to run.
 ///
 /// # Errors
-/// Same as [`matches_of`] and [`file_as_flags`].
+/// Same as [`matches_of`], [`file_as_flags`] and [`matches_with_file`].
 pub(crate) fn read(
     command: &Command,
     given: &[OsString],
@@ -69,12 +69,14 @@ pub(crate) fn read(
     let alone = |arg: Arg| arg.required(false).requires(Resettable::<Id>::Reset);
     let by_hand = command.clone().mut_args(alone).try_get_matches_from(given);
     let by_hand = by_hand.or_else(|_| matches_of(command, given))?;
-    let from_file = match by_hand.get_one::<PathBuf>("config") {
-        Some(path) => file_as_flags(command, &by_hand, path)?,
-        None => Vec::new(),
+    let all = match by_hand.get_one::<PathBuf>("config") {
+        Some(path) => {
+            let from_file = file_as_flags(command, &by_hand, path)?;
+            let (program, rest) = given.split_at(given.len().min(1));
+            matches_with_file(command, &[program, &from_file, rest].concat(), path)?
+        }
+        None => matches_of(command, given)?,
     };
-    let (program, rest) = given.split_at(given.len().min(1));
-    let all = matches_of(command, &[program, &from_file, rest].concat())?;
     let settings = Settings::new(command, &by_hand, &all);
     Ok((all, settings))
 }
@@ -370,6 +372,15 @@ mod tests {
         let error = read_with("weigths = \"a\"\n", &[]).unwrap_err();
         let message = error.to_string();
         assert!(message.contains("did you mean \"weights\"?"), "{message}");
+    }
+
+    #[test]
+    fn a_wrong_value_in_the_file_is_told_with_the_file() {
+        let error = read_with("weights = \"a\"\nsize = \"x\"\n", &[]).unwrap_err();
+        let message = error.to_string();
+        assert!(message.starts_with("--config: /"), "{message}");
+        let expected = ": invalid value 'x' for '--size <SIZE>': ";
+        assert!(message.contains(expected), "{message}");
     }
 
     #[test]

@@ -240,6 +240,13 @@ async fn a_bad_file_is_refused_by_name() {
         let ended = with_environment(&["--config", path, "--print-config"], &[]).await;
         ended.fails(2, expected);
     }
+    // A variable may name the file: then no flag shows where the value is.
+    let file = file("http-port = 70000\n");
+    let path = file.path().to_str().unwrap();
+    let ended = with_environment(&["--print-config"], &[("GENSET_CONFIG", path)]).await;
+    let expected = format!("error: --config: {path}: invalid value '70000' for '--http-port ");
+    ended.fails(2, &expected);
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
     let ended = with_environment(&["--config", "/no/such/file"], &[]).await;
     ended.fails(2, "--config: /no/such/file");
 }

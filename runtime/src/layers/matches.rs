@@ -1,7 +1,8 @@
-//! Parses a command line by its grammar. An error in a value from the environment names its variable; clap reports all other
-//! errors. The parent module re-exports it.
+//! Parses a command line by its grammar. An error in a value from the environment names its variable, and one in a value from a
+//! file names the file; clap reports all other errors. The parent module re-exports it.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -20,6 +21,26 @@ pub fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, E
     matches.or_else(|error| match variable_at_fault(&command, given, &error) {
         Some(variable) => Err(EngineError::invalid_argument(variable, in_a_line(&error))),
         None => error.exit(),
+    })
+}
+
+/// Like [`matches_of`], for `given` with the flags of the file at `path`. Without these flags, it must have been read already: an
+/// invalid value is the file's.
+///
+/// # Errors
+/// `InvalidArgument`, naming the file with the invalid value.
+pub fn matches_with_file(
+    command: &Command,
+    given: &[OsString],
+    path: &Path,
+) -> Result<ArgMatches, EngineError> {
+    let command = without_empty_lists(command.clone());
+    command.try_get_matches_from(given).map_err(|error| {
+        if !is_of_value(&error) {
+            error.exit();
+        }
+        let problem = format!("{}: {}", path.display(), in_a_line(&error));
+        EngineError::invalid_argument("--config", problem)
     })
 }
 
@@ -45,12 +66,17 @@ pub(super) fn without_empty_lists(whole: Command) -> Command {
     whole.mut_args(read).mut_subcommands(without_empty_lists)
 }
 
-/// The variable with the invalid value; `None` if the error has another cause, such as a flag.
-fn variable_at_fault(command: &Command, given: &[OsString], error: &clap::Error) -> Option<String> {
-    if !matches!(
+/// Whether the error is about a value.
+fn is_of_value(error: &clap::Error) -> bool {
+    matches!(
         error.kind(),
         ErrorKind::ValueValidation | ErrorKind::InvalidValue
-    ) {
+    )
+}
+
+/// The variable with the invalid value; `None` if the error has another cause, such as a flag.
+fn variable_at_fault(command: &Command, given: &[OsString], error: &clap::Error) -> Option<String> {
+    if !is_of_value(error) {
         return None;
     }
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
