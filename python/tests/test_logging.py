@@ -49,6 +49,7 @@ def shown(*before: str, **given: str) -> list[str]:
 def test_a_program_s_log_has_the_level_of_the_environment() -> None:
     assert shown() == ["INFO mine:", "ERROR mine:", "INFO other:", "ERROR other:"]
     assert shown(GENSET_LOG="error", DYN_LOG="debug") == ["ERROR mine:", "ERROR other:"]
+    assert shown(GENSET_LOG="", DYN_LOG="error") == ["ERROR mine:", "ERROR other:"]
     assert shown(DYN_LOG="off,mine=debug") == ["DEBUG mine:", "INFO mine:", "ERROR mine:"]
     # A log that the program has set up stays unchanged.
     own = "logging.basicConfig(level='ERROR', format='own %(levelname)s %(name)s: %(message)s')"

@@ -18,8 +18,8 @@ use crate::telemetry::otlp;
 pub use console::tokio_console_support;
 use line::OneLine;
 
-/// The environment variables with the log filter, in `RUST_LOG` syntax; the first that is set wins. The second is the
-/// name that NVIDIA Dynamo's scripts use.
+/// The environment variables with the log filter, in `RUST_LOG` syntax; the first that is set and not empty wins. The second is
+/// the name that NVIDIA Dynamo's scripts use.
 const LOG_VARIABLES: [&str; 2] = ["GENSET_LOG", "DYN_LOG"];
 
 /// The process's log filter, once initialized.
@@ -58,9 +58,11 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
         _ => "trace",
     };
     let usual = usual_filter(level);
-    let said = LOG_VARIABLES
-        .iter()
-        .find_map(|name| Some((name, std::env::var(name).ok()?)));
+    // An empty filter would log nothing, not even why the process ends.
+    let said = LOG_VARIABLES.iter().find_map(|name| {
+        let filter = std::env::var(name).ok()?;
+        (!filter.is_empty()).then_some((name, filter))
+    });
     let (filter, problem) = match said {
         None => (EnvFilter::new(usual), None),
         Some((name, text)) => match EnvFilter::try_new(&text) {

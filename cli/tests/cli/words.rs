@@ -117,6 +117,24 @@ async fn the_log_is_set_by_either_name() {
     assert!(ours.lines().count() < loud.lines().count(), "{ours} {loud}");
 }
 
+#[tokio::test]
+async fn an_empty_variable_does_not_silence_the_log() {
+    let words = ["in=dyn", "out=candle", "--threads=0"];
+    for variables in [
+        &[("GENSET_LOG", "")][..],
+        &[("DYN_LOG", "")],
+        &[("GENSET_LOG", ""), ("DYN_LOG", "info")],
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = genset(&words);
+        command.arg("--discovery-path").arg(folder.path());
+        command.envs(variables.iter().copied());
+        // A worker alone says in its log why it ends.
+        let ended = run_with(command, b"").await;
+        ended.fails(2, "--threads");
+    }
+}
+
 #[cfg(not(feature = "tokio-console"))]
 #[tokio::test]
 async fn a_build_without_tokio_console_says_how_to_have_it() {

@@ -8,7 +8,7 @@ import sys
 
 LEVEL_VARIABLE = "GENSET_ENGINE_LOG"
 FILTER_VARIABLES = ("GENSET_LOG", "DYN_LOG")
-"""The filter of a program's log, in the syntax of `RUST_LOG`. The first one set counts, as in the native module."""
+"""The filter of a program's log, in the syntax of `RUST_LOG`. The first one set and not empty counts, as in the native module."""
 
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 _FILTER_LEVELS = {**_LEVELS, "off": logging.CRITICAL + 1, "warn": logging.WARNING, "trace": 1}
@@ -37,7 +37,7 @@ def configure_program() -> None:
     """Sends the root logger to standard error, unless the program has set one up. Reads levels from `FILTER_VARIABLES`."""
     if logging.getLogger().handlers:
         return
-    given = next((os.environ[name] for name in FILTER_VARIABLES if name in os.environ), "")
+    given = next((os.environ[name] for name in FILTER_VARIABLES if os.environ.get(name)), "")
     levels = levels_of(given)
     logging.basicConfig(level=levels.pop("", logging.INFO), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name, level in levels.items():
