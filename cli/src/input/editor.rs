@@ -251,6 +251,10 @@ pub(super) async fn run(
         match converse(&mut chat, question, signals).await {
             Ok(Turn::Terminated) => return Ok(Ending::Signalled),
             Ok(Turn::Unread) => return Ok(ending),
+            // The next question of a file or a pipe would begin at once.
+            Ok(Turn::Stopped) if !std::io::stdin().is_terminal() => {
+                return Ok(Ending::Signalled);
+            }
             Ok(Turn::Answered | Turn::Stopped) => {}
             Err(_) if chat.screen() == Screen::Pipe => ending = Ending::Failed,
             // A person sees the error and may ask again.

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::process::Stdio;
 
 use rustix::process::Signal;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
 use crate::fleet::Fleet;
 use crate::support::{genset, run_with, send_signal, soon};
@@ -187,6 +187,27 @@ async fn without_a_terminal_lines_are_read_from_the_pipe() {
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "a\nb\n"));
     let ended = run_with(genset(&words), b"\xff\xfe\n").await;
     ended.fails(1, "error: ");
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_a_chat_whose_questions_come_through_a_pipe() {
+    let words = ["run", "in=text", "out=echo_full"];
+    let mut command = genset(&words);
+    command.arg("--token-echo-delay-ms=200");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    // Each answer would take minutes.
+    let question = "word ".repeat(2000) + "\n";
+    let mut stdin = child.stdin.take().unwrap();
+    stdin
+        .write_all(question.repeat(2).as_bytes())
+        .await
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    soon(stdout.read_u8()).await.unwrap();
+    send_signal(&child, Signal::INT);
+    let ended = soon(child.wait()).await.unwrap();
+    assert_eq!(ended.code(), Some(0));
 }
 
 #[tokio::test]
