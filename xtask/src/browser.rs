@@ -3,10 +3,9 @@
 //!
 //! The assertions are in `python-tests/browser.py` and `web_page.py`, which need only Python's standard library and Chromium.
 
-use std::process::Command;
-
 use crate::artifacts;
 use crate::process::run as run_command;
+use crate::python;
 use crate::repo::Repo;
 
 /// Builds the binary and runs the scripts.
@@ -16,9 +15,9 @@ use crate::repo::Repo;
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let genset = artifacts::binary(repo, "genset")?;
     for name in ["python-tests/browser.py", "python-tests/web_page.py"] {
-        let mut script = Command::new("python3");
+        let mut script = python::command(repo, "python3");
         script
-            .args(["-B", name])
+            .arg(name)
             .env("GENSET_BIN", &genset)
             .current_dir(repo.root());
         run_command(&mut script)?;

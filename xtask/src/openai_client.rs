@@ -3,12 +3,10 @@
 //! The assertions are in `python-tests/`: our own tests, the client's test suite, the agents of four frameworks (one in
 //! JavaScript), the programs of the guides, and chat templates against `transformers`.
 
-use std::process::Command;
-
 use crate::artifacts;
 use crate::node;
 use crate::process::run as run_command;
-use crate::python::virtual_environment;
+use crate::python::{self, virtual_environment};
 use crate::repo::Repo;
 
 /// Prepares a virtual environment and an npm folder, builds the binary and runs pytest.
@@ -20,9 +18,9 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let python = virtual_environment(repo, "venv", &requirements, "openai, pytest, transformers")?;
     let ai_sdk = node::ai_sdk(repo)?;
     let genset = artifacts::binary(repo, "genset")?;
-    let mut pytest = Command::new(python);
+    let mut pytest = python::command(repo, python);
     pytest
-        .args(["-B", "-m", "pytest", "python-tests"])
+        .args(["-m", "pytest", "python-tests"])
         .env("GENSET_BIN", genset)
         .env("AI_SDK_DIR", ai_sdk)
         .env("OPENAI_SUITE_DIR", repo.target().join("openai-suite"))

@@ -1,7 +1,7 @@
 //! What the Python steps need: a virtual environment with pinned requirements.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::symlink;
@@ -47,7 +47,7 @@ pub(crate) fn virtual_environment_built_with(
         .with_context(|| format!("cannot read {}", requirements.display()))?;
     let is_current = fs::read_to_string(&installed).is_ok_and(|text| text == wanted);
     let check = format!("import {imports}");
-    if is_current && succeeds(Command::new(&python).args(["-c", &check])) {
+    if is_current && succeeds(command(repo, &python).args(["-c", &check])) {
         return Ok(python);
     }
     ensure_python()?;
@@ -58,13 +58,34 @@ pub(crate) fn virtual_environment_built_with(
     )?;
     run_command(
         Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "--requirement"])
+            .args(["-m", "pip", "install", "--quiet"])
+            // Most modules are never imported; Python compiles the others at their first import.
+            .args(["--no-compile", "--requirement"])
             .arg(requirements)
             .envs(variables.iter().copied()),
     )?;
     fs::write(&installed, wanted)
         .with_context(|| format!("cannot write {}", installed.display()))?;
     Ok(python)
+}
+
+/// A command that runs Python. What it and its children compile is kept in [`compiled`], even if the environment says to keep
+/// nothing: tests start engines by the hundred, and each start would compile again what it imports.
+pub(crate) fn command(repo: &Repo, python: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(python);
+    keep_compiled(&mut command, &compiled(repo));
+    command
+}
+
+/// The folder for what Python compiles, so that none of it is beside the sources.
+pub(crate) fn compiled(repo: &Repo) -> PathBuf {
+    repo.target().join("pycache")
+}
+
+fn keep_compiled(command: &mut Command, folder: &Path) {
+    command
+        .env("PYTHONPYCACHEPREFIX", folder)
+        .env_remove("PYTHONDONTWRITEBYTECODE");
 }
 
 /// Ensures that `python3` can make virtual environments, through apt-get if that needs no interaction.
@@ -116,4 +137,24 @@ pub(crate) fn path_without_shim(repo: &Repo) -> anyhow::Result<Option<OsString>>
     let folders = std::iter::once(folder).chain(env::split_paths(&path));
     let path = env::join_paths(folders).context("the checkout's path has a colon in it")?;
     Ok(Some(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_python_compiles_is_kept_in_a_folder_of_its_own() {
+        let mut command = Command::new("python3");
+        keep_compiled(&mut command, Path::new("/t/pycache"));
+        let set: Vec<_> = command.get_envs().collect();
+        let expected = [
+            (OsStr::new("PYTHONDONTWRITEBYTECODE"), None),
+            (
+                OsStr::new("PYTHONPYCACHEPREFIX"),
+                Some(OsStr::new("/t/pycache")),
+            ),
+        ];
+        assert_eq!(set, expected);
+    }
 }

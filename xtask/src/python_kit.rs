@@ -4,11 +4,10 @@
 //! The assertions are in `python/conformance_tests/` and `examples/python/`.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::artifacts;
 use crate::process::run as run_command;
-use crate::python::virtual_environment;
+use crate::python::{self, virtual_environment};
 use crate::repo::Repo;
 
 /// Prepares the virtual environments, builds the binary and runs pytest.
@@ -20,9 +19,9 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let example = repo.root().join("examples/python/ctranslate2-engine");
     let genset = artifacts::binary(repo, "genset")?;
     let pytest = |python: &Path, folder: &Path| {
-        let mut pytest = Command::new(python);
+        let mut pytest = python::command(repo, python);
         pytest
-            .args(["-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "."])
+            .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "."])
             .env("GENSET_BIN", &genset)
             .env("PYTHONPATH", package.join("src"))
             .current_dir(folder);

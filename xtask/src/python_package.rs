@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::process::run as run_command;
-use crate::python::virtual_environment;
+use crate::python::{self, virtual_environment};
 use crate::repo::Repo;
 use crate::wheel::only_file;
 
@@ -29,8 +29,8 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let requirements = package.join("requirements-dev.txt");
     let python = virtual_environment(repo, "venv-engine", &requirements, "msgpack, mypy, pytest")?;
     let module = |arguments: &[&str]| {
-        let mut command = Command::new(&python);
-        command.args(["-B", "-m"]).args(arguments);
+        let mut command = python::command(repo, &python);
+        command.arg("-m").args(arguments);
         run_command(command.current_dir(&package))
     };
     let cache = repo.target().join("mypy-cache");

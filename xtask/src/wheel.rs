@@ -5,6 +5,7 @@
 //! The wheel for distribution runs on older systems than this one: zig links it against an older glibc, and `auditwheel` checks
 //! the result. CI packs what its tests built, for this system.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,7 @@ use anyhow::{Context as _, bail};
 use crate::artifacts;
 use crate::files::{self, fresh};
 use crate::process::{cargo, run as run_command};
-use crate::python::virtual_environment;
+use crate::python::{self, virtual_environment};
 use crate::repo::Repo;
 
 /// The glibc of the oldest supported system. The wheel's tag names it: `manylinux_2_28`.
@@ -139,13 +140,17 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
         "pip",
         "install",
         "--quiet",
+        "--no-compile",
         "--force-reinstall",
         "--no-deps",
     ]);
     run_command(install.arg(wheel))?;
-    let mut pytest = Command::new(&python);
-    // Isolated from this folder, so that the package is the installed one.
-    pytest.args(["-I", "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"]);
+    let mut pytest = python::command(repo, &python);
+    // Isolated from this folder, so that the package is the installed one; and from the environment, which only its children see.
+    let mut compiled = OsString::from("pycache_prefix=");
+    compiled.push(python::compiled(repo));
+    pytest.arg("-I").arg("-X").arg(compiled);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]);
     pytest.args(["-c", "runtime_tests/pytest.ini", "runtime_tests"]);
     run_command(pytest.current_dir(&package))
 }

@@ -2,11 +2,9 @@
 //!
 //! The assertions are in `examples/python-wire-client/`.
 
-use std::process::Command;
-
 use crate::artifacts;
 use crate::process::run as run_command;
-use crate::python::virtual_environment;
+use crate::python::{self, virtual_environment};
 use crate::repo::Repo;
 
 /// Prepares a virtual environment, builds the worker and runs the client's tests.
@@ -18,9 +16,9 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let requirements = client.join("requirements.txt");
     let python = virtual_environment(repo, "venv-wire", &requirements, "msgpack")?;
     let worker = artifacts::binary(repo, "sample-worker")?;
-    let mut tests = Command::new(python);
+    let mut tests = python::command(repo, python);
     tests
-        .args(["-B", "-m", "unittest", "-v"])
+        .args(["-m", "unittest", "-v"])
         .env("SAMPLE_WORKER_BIN", worker)
         .current_dir(client);
     run_command(&mut tests)
