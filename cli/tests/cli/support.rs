@@ -63,7 +63,7 @@ pub(crate) const PYTHON_CACHE: &str = concat!(
 pub(crate) fn stand_in(api: &str) -> String {
     let script = repository("engines/launcher/tests/stand_in");
     format!(
-        "--server-cmd=python3 {PYTHON_CACHE} '{}' {api}",
+        "--server-cmd=python3 -S {PYTHON_CACHE} '{}' {api}",
         script.display()
     )
 }

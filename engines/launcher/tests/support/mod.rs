@@ -42,7 +42,8 @@ pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
         },
     };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in");
-    let command = ["python3", "-X", PYTHON_CACHE, script, api]
+    // Without the machine's packages, whose look-up is a part of each start.
+    let command = ["python3", "-S", "-X", PYTHON_CACHE, script, api]
         .into_iter()
         .chain(flags.iter().copied());
     let mut config = LauncherConfig::new(kind, "/models/stand-in", input);
