@@ -25,6 +25,16 @@ pub(crate) enum Profile {
     Debug,
 }
 
+impl Profile {
+    /// The level for gzip. Nobody downloads what the tests pack, and a debug binary is large.
+    fn gzip_level(self) -> u8 {
+        match self {
+            Self::Dist => 9,
+            Self::Debug => 1,
+        }
+    }
+}
+
 /// The version of every crate of the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -75,8 +85,8 @@ pub(crate) fn build(repo: &Repo, profile: Profile) -> anyhow::Result<Made> {
     let stage = repo.target().join("package-stage");
     lay_out(repo, &binary, &stage)?;
     fs::create_dir_all(&folder)?;
-    let tarball = pack_tarball(&stage, &folder)?;
-    let deb = pack_deb(repo, &stage, &folder)?;
+    let tarball = pack_tarball(&stage, &folder, profile)?;
+    let deb = pack_deb(repo, &stage, &folder, profile)?;
     Ok(Made { deb, tarball })
 }
 
@@ -121,12 +131,14 @@ fn lay_out(repo: &Repo, binary: &Path, stage: &Path) -> anyhow::Result<()> {
 }
 
 /// Packs `bin`, `lib` and `share` into a tarball, below a folder that names version and machine.
-fn pack_tarball(stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
+fn pack_tarball(stage: &Path, folder: &Path, profile: Profile) -> anyhow::Result<PathBuf> {
     let name = format!("genset-{VERSION}-{}-linux", std::env::consts::ARCH);
     let tarball = folder.join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
-    tar.args(["--mtime=@0", "--gzip", "--transform"]);
+    let level = profile.gzip_level();
+    tar.arg(format!("--use-compress-program=gzip -{level}"));
+    tar.args(["--mtime=@0", "--transform"]);
     tar.arg(format!("s,^[.],{name},"));
     tar.arg("--directory").arg(stage.join("usr"));
     run_command(tar.arg("--create").arg("--file").arg(&tarball).arg("."))?;
@@ -134,7 +146,7 @@ fn pack_tarball(stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Adds the files that only a package has, and packs the stage.
-fn pack_deb(repo: &Repo, stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
+fn pack_deb(repo: &Repo, stage: &Path, folder: &Path, profile: Profile) -> anyhow::Result<PathBuf> {
     let architecture = output(Command::new("dpkg").arg("--print-architecture"));
     let architecture = architecture.context("a Debian package is made with Debian's dpkg")?;
     let architecture = architecture.trim();
@@ -157,7 +169,9 @@ fn pack_deb(repo: &Repo, stage: &Path, folder: &Path) -> anyhow::Result<PathBuf>
     }
     let deb = folder.join(format!("genset_{VERSION}_{architecture}.deb"));
     let mut pack = Command::new("dpkg-deb");
-    pack.args(["--root-owner-group", "-Zgzip", "--build"]);
+    let level = profile.gzip_level();
+    pack.args(["--root-owner-group", "-Zgzip"]);
+    pack.arg(format!("-z{level}")).arg("--build");
     run_command(pack.arg(stage).arg(&deb))?;
     Ok(deb)
 }
