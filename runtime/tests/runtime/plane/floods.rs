@@ -94,8 +94,9 @@ async fn a_flood_of_requests_or_pings_is_held_back_by_its_own_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_thousand_requests_leave_nothing_behind() {
-    const REQUESTS: u32 = 100_000;
+async fn forty_thousand_requests_leave_nothing_behind() {
+    // Half of them begin a stream: more than may be open at a time.
+    const REQUESTS: u32 = 40_000;
     let mut victim = Victim::start(deaf()).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
     let known = request("hang", 0);
