@@ -33,7 +33,7 @@ const CLIENTS: usize = 10_000;
 const SPARE_FILES: u64 = 500;
 
 /// Seconds for which each client sends a byte.
-const SECONDS: u32 = 12;
+const SECONDS: u32 = 4;
 
 /// The most memory of the server for one client.
 const BYTES_PER_CLIENT: usize = 64 << 10;
