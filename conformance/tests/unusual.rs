@@ -1,5 +1,6 @@
-//! Correct but unusual engines, which the kit must not fail, at every level and with six seeds. The mocker's tests have more:
-//! with a queue, KV blocks and steps of any length.
+//! Correct but unusual engines, which the kit must not fail, at every level and with six seeds: the seed varies the prompts, so
+//! the two checks that only repeat until a leak would show run with one. The mocker's tests have more engines: with a queue, KV
+//! blocks and steps of any length.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,15 +39,18 @@ use tokio::sync::Semaphore;
 
 use self::in_real_time::in_real_time;
 
-const SEEDS: RangeInclusive<u64> = 0..=5;
+/// Those besides 0.
+const MORE_SEEDS: RangeInclusive<u64> = 1..=5;
 
 /// With this variable, engines in real time also run all checks with every seed, which takes most of an hour.
 const ALL_VARIABLE: &str = "GENSET_TEST_ALL_IN_REAL_TIME";
 
 fn is_sound<F: Factory>(factory: impl Fn() -> F) {
     // This level includes the checks of all others.
-    for seed in SEEDS {
-        is_sound_at(Level::Soak, seed, factory());
+    is_sound_at(Level::Soak, 0, factory());
+    // The sample engine has no KV events, which the other soak check is about.
+    for seed in MORE_SEEDS {
+        is_sound_at(Level::Strict, seed, factory());
     }
 }
 
