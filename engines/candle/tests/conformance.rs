@@ -1,4 +1,5 @@
-//! The whole conformance kit on the candle engine with a real model, one test per check.
+//! The whole conformance kit on the candle engine with a real model, one test per check: plain and with drafts of a model. With
+//! lookups, the checks that they affect.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -101,7 +102,11 @@ mod with_drafts {
     suite!(|_: &Scenario| subject(&draft_model()));
 }
 
+/// Lookups change where drafts come from, and nothing else: lives, adapters, metrics and roles are checked above. So only the
+/// checks of answers run again.
 mod with_lookups {
+    use genset_conformance::{Options, run_conformance_with};
+
     use super::*;
 
     fn ngram() -> CandleArgs {
@@ -114,7 +119,29 @@ mod with_lookups {
         }
     }
 
-    suite!(|_: &Scenario| subject(&ngram()));
+    fn keep(groups: &[&str]) {
+        let options = Options {
+            only: groups.iter().map(ToString::to_string).collect(),
+            is_measuring: false,
+            ..Options::default()
+        };
+        run_conformance_with(|_: &Scenario| subject(&ngram()), &options).assert_conformant();
+    }
+
+    #[test]
+    fn answers() {
+        keep(&["ST", "FN", "US", "MG", "RD"]);
+    }
+
+    #[test]
+    fn sampling_and_grammars() {
+        keep(&["DT", "GD"]);
+    }
+
+    #[test]
+    fn requests_beside_each_other() {
+        keep(&["CC", "CN", "KV", "SQ"]);
+    }
 }
 
 /// A check that does not apply passes too, so the kit would not notice a lost declaration.
