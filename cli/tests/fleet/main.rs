@@ -1,6 +1,8 @@
 //! Fleets of real processes, with faults: workers that die, hang and are replaced, and outages of discovery and NATS.
 //!
-//! The same list of cases runs for every way in which processes can meet. `docs/guide/faults.md` lists what clients see.
+//! One list of cases runs for several ways in which processes can meet. Each discovery and each transport has all of them: etcd
+//! with NATS, a directory with TCP. With etcd and TCP, those in which discovery has a part run again. `docs/guide/faults.md` lists
+//! what clients see.
 
 #![expect(
     clippy::expect_used,
@@ -31,7 +33,7 @@ use self::cases::fleet_cases;
 fleet_cases!(file_and_tcp, crate::meeting::Directory::new());
 
 #[cfg(feature = "etcd")]
-fleet_cases!(etcd_and_tcp, crate::etcd::Etcd::start().await);
+fleet_cases!(etcd_and_tcp, crate::etcd::Etcd::start().await, discovery);
 
 #[cfg(all(feature = "etcd", feature = "nats"))]
 fleet_cases!(etcd_and_nats, crate::nats::EtcdAndNats::start().await, nats);
