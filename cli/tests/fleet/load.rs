@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 
@@ -97,6 +98,10 @@ impl Hammer {
     }
 }
 
+/// The pause of a client between two requests. Requests still come every few milliseconds, and leave time to the processes that
+/// start and stop.
+const PAUSE: Duration = Duration::from_millis(20);
+
 async fn hammer(address: SocketAddr, stop: Arc<AtomicBool>) -> Tally {
     let mut tally = Tally::default();
     while !stop.load(Ordering::Relaxed) {
@@ -104,6 +109,7 @@ async fn hammer(address: SocketAddr, stop: Arc<AtomicBool>) -> Tally {
             Ok(()) => tally.answered += 1,
             Err(failure) => tally.failures.push(failure),
         }
+        tokio::time::sleep(PAUSE).await;
     }
     tally
 }

@@ -3,7 +3,7 @@
 use crate::fleet::{Fleet, is_listed, until_all_answer, until_listed, until_unlisted};
 use crate::load::{ask, burst};
 use crate::meeting::Meeting;
-use crate::support::{soon, tiny_chat, until};
+use crate::support::{LOOK_AGAIN, soon, tiny_chat, until};
 
 /// The number of attempts to hit a model's first moment.
 const FIRST_MOMENTS: usize = 20;
@@ -59,6 +59,7 @@ pub(crate) async fn a_model_goes_with_its_last_worker_and_comes_back<M: Meeting>
                     || is_unknown(&refusal);
                 assert!(is_clear, "{refusal}");
             }
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
         // At first the model is expected back, then it is unknown.
         until(async || {
