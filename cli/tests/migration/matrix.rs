@@ -1,5 +1,5 @@
 //! Every engine with every request that it can answer, streamed and in one piece: cut after each of its tokens, twice and three
-//! times.
+//! times. Of two types of weights, only the numbers differ: for the second, those requests whose answers show them.
 
 use crate::engines::{self, Fleet};
 use crate::requests::{self, Request};
@@ -120,7 +120,7 @@ macro_rules! matrix {
 
 matrix! {
     gguf: tokens, sampling, logprobs, guides;
-    safetensors: tokens, sampling, logprobs, guides;
+    safetensors: tokens, logprobs;
     sample: tokens;
     mocker: tokens;
     python: tokens;
