@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from genset._frames import Decoder, Kind, encode, encode_batch, pack, unpack_request
+from frames import Decoder, Kind, encode, encode_batch, pack, unpack_request
 
 FAULT = sys.argv[1]
 CONFIG = {

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from genset._frames import Decoder, Kind, encode, pack, unpack, unpack_request
+from frames import Decoder, Kind, encode, pack, unpack, unpack_request
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
 VOCAB_SIZE = 100
