@@ -69,7 +69,8 @@ def test_the_guides_kit_says_what_it_lacks(package: Path) -> None:
 
 
 def test_the_guides_code_is_typed(package: Path) -> None:
-    ran = python(package, "-m", "mypy", "--strict", "--cache-dir", os.devnull, "src")
+    # The version that the package's own types are checked for, whose standard library mypy has read already.
+    ran = python(package, "-m", "mypy", "--strict", "--python-version", "3.10", "src")
     assert ran.returncode == 0, ran.stdout
 
 

@@ -31,10 +31,11 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let module = |arguments: &[&str]| {
         let mut command = python::command(repo, &python);
         command.arg("-m").args(arguments);
+        // Also for the mypy that a test starts, which needs the same modules of the standard library.
+        command.env("MYPY_CACHE_DIR", repo.target().join("mypy-cache"));
         run_command(command.current_dir(&package))
     };
-    let cache = repo.target().join("mypy-cache");
-    module(&["mypy", "--cache-dir", &cache.display().to_string()])?;
+    module(&["mypy"])?;
     module(&["pytest", "-q", "-p", "no:cacheprovider"])?;
     try_wheel(repo, &python, &package)
 }
