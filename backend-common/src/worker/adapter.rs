@@ -18,7 +18,7 @@ use super::canary::PROBE_HEADER;
 use super::config::RequestLimits;
 use super::guard::{Guard, GuardedStream};
 use super::in_flight::InFlight;
-use super::telemetry::Telemetry;
+use super::telemetry::{RequestEnd, Telemetry};
 use crate::config::EngineConfig;
 use crate::context::{CancelReason, RequestContext};
 use crate::engine::LLMEngine;
@@ -177,6 +177,27 @@ impl Drop for CancelOnDrop {
     }
 }
 
+/// Counts a request whose caller left before it got its stream: while it waited for a slot, or for the engine to accept it.
+struct CountOnDrop<'a>(Option<(&'a Telemetry, &'a RequestContext)>);
+
+impl CountOnDrop<'_> {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CountOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some((telemetry, ctx)) = self.0 {
+            telemetry.request_unanswered(RequestEnd::Dropped);
+            tracing::debug!(
+                request_id = ctx.id(),
+                "request dropped before it was answered"
+            );
+        }
+    }
+}
+
 /// Limit of the engine's `abort`. Nothing waits for the call, but its task must end with the worker.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -187,9 +208,12 @@ impl Generate for Adapter {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
+        let uncounted = CountOnDrop(Some((&self.telemetry, &ctx)));
         let result = self.try_generate(request, &ctx).await;
+        uncounted.disarm();
         result.map_err(|error| {
-            self.telemetry.request_refused(error.kind());
+            let end = RequestEnd::Failed(error.kind());
+            self.telemetry.request_unanswered(end);
             tracing::debug!(request_id = ctx.id(), kind = %error.kind(), %error, "request refused");
             error
         })

@@ -30,7 +30,7 @@ pub(super) enum RequestEnd {
     Finished(FinishReason),
     /// With an error, before or after the first item.
     Failed(ErrorKind),
-    /// Its stream was dropped.
+    /// Its caller left: the call of `generate`, or its stream, was dropped.
     Dropped,
 }
 
@@ -104,19 +104,16 @@ impl Telemetry {
     }
 
     pub(super) fn request_ended(&self, end: RequestEnd, completion_tokens: u32, after: Duration) {
-        self.requests
-            .get_or_create(&OutcomeLabel {
-                outcome: end.label(),
-            })
-            .inc();
+        self.request_unanswered(end);
         self.completion_tokens.inc_by(u64::from(completion_tokens));
         self.duration.observe(after.as_secs_f64());
     }
 
-    pub(super) fn request_refused(&self, kind: ErrorKind) {
+    /// Counts a request that got no stream.
+    pub(super) fn request_unanswered(&self, end: RequestEnd) {
         self.requests
             .get_or_create(&OutcomeLabel {
-                outcome: kind.name(),
+                outcome: end.label(),
             })
             .inc();
     }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
+use futures_util::{FutureExt, StreamExt, stream};
 
+use super::fakes::Act::Hang;
+use super::fakes::Call::Generate;
 use super::fakes::{PROMPT_TOKENS, VOCAB_SIZE, World};
 use super::fakes::{config, one_token_then_silence, raw, raw_items, served, serving, stop_cleanly};
 use super::transcript::{End, Transcript, read};
@@ -378,6 +380,10 @@ async fn every_request_is_counted_once_by_how_it_ended() {
 
     let outcomes = ["overloaded", "stream_incomplete", "dropped", "stop"];
     assert_eq!(outcomes.map(|outcome| counted(&world, outcome)), [1; 4]);
+    // A client that leaves before the engine has accepted its request.
+    world.plan(Generate, [Hang]);
+    assert!(send().now_or_never().is_none());
+    assert_eq!(counted(&world, "dropped"), 2);
     let tokens = world.metric("genset_worker_completion_tokens_total");
     assert_eq!(tokens, 1 + 1, "the canary's and the last request's");
     stop_cleanly(&handle).await;
