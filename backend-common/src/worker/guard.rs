@@ -330,7 +330,7 @@ impl GuardedStream {
 
     fn note(&mut self, item: &Item) {
         self.clock.item_seen();
-        if self.items == 0 && item.is_ok() {
+        if self.items == 0 && is_of_answer(item) {
             let after = self.started.elapsed();
             self.guard.telemetry.first_item(after);
             if !self.is_canary() {
@@ -438,6 +438,15 @@ impl Drop for GuardedStream {
     fn drop(&mut self) {
         self.end(RequestEnd::Dropped);
         self.drop_outputs();
+    }
+}
+
+/// Returns whether an item is part of an answer: neither an error nor the end of a cancelled request.
+fn is_of_answer(item: &Item) -> bool {
+    match item {
+        Ok(Output::Finished(finished)) => finished.reason != FinishReason::Cancelled,
+        Ok(Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) => true,
+        Err(_) => false,
     }
 }
 

@@ -16,6 +16,7 @@ use super::transcript::{Transcript, read};
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::{CancelReason, RequestContext};
 use crate::error::ErrorKind;
+use crate::handles::Load;
 use crate::output::{Finish, FinishReason, stream};
 use crate::request::{Input, ScorePair};
 use crate::worker::{WorkerConfig, WorkerHandle};
@@ -71,6 +72,10 @@ async fn a_request_cancelled_before_its_first_token_pays_for_its_prompt() {
     ctx.cancel(CancelReason::Client);
     let cancelled = Transcript::finished(FinishReason::Cancelled, PROMPT_TOKENS, &[]);
     assert_eq!(read(outputs).await, cancelled);
+    let first_tokens = world.metric("genset_worker_time_to_first_token_seconds_count");
+    assert_eq!(first_tokens, 1, "the canary's alone");
+    let load = world.offer().recent.describe(Load::default());
+    assert_eq!(load.recent_ttft_us, None);
     stop_cleanly(&handle).await;
 }
 
