@@ -242,6 +242,10 @@ impl ApiError {
             StatusCode::REQUEST_TIMEOUT => "slow_body",
             StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
             StatusCode::TOO_MANY_REQUESTS => "quota",
+            // A server that shuts down blames no field; a model without a worker is blamed.
+            StatusCode::SERVICE_UNAVAILABLE if self.param.is_some() => {
+                ErrorKind::Unavailable.name()
+            }
             StatusCode::SERVICE_UNAVAILABLE => "draining",
             status if status.is_client_error() => "invalid_request",
             _ => "internal",
@@ -449,6 +453,17 @@ mod tests {
         let engines = EngineError::new(ErrorKind::Unavailable, "the engine starts again");
         let told = ApiError::from(engines);
         assert_eq!(told.to_string(), "the engine starts again");
+    }
+
+    #[test]
+    fn a_model_without_a_worker_is_not_counted_as_a_shutdown() {
+        for (error, label) in [
+            (ApiError::draining(), "draining"),
+            (ApiError::model_gone("m"), "unavailable"),
+            (ApiError::model_not_found("m"), "not_found"),
+        ] {
+            assert_eq!(error.failure(), label, "{error}");
+        }
     }
 
     #[test]
