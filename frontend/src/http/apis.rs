@@ -9,7 +9,6 @@ use axum::body::Body;
 use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use genset_backend_common::output::Usage;
 use genset_backend_common::{
     EngineError, RequestContext, card::EndpointType, context::TraceContext,
 };
@@ -340,10 +339,7 @@ pub(super) async fn embeddings(call: &mut Call) -> Result<Reply, ApiError> {
     let job = |room| EmbedJob::prepare(model, request, rank, room);
     let job = call.guard.prepare(&ctx, job).await?;
     let embedded = job.run(&ctx, call.guard.account()).await?;
-    call.guard.usage(&Usage {
-        prompt_tokens: embedded.prompt_tokens,
-        ..Usage::default()
-    });
+    call.guard.input_length(embedded.prompt_tokens);
     let numbers = embedded.embeddings.iter().map(Vec::len).sum::<usize>();
     call.guard
         .memory()

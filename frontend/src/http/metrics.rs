@@ -429,10 +429,16 @@ impl RequestGuard {
         shared
             .cached_tokens
             .inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
-        shared.input_length.observe(f64::from(usage.prompt_tokens));
         shared
             .output_length
             .observe(f64::from(usage.completion_tokens));
+        self.input_length(usage.prompt_tokens);
+    }
+
+    /// Records the prompt's length; alone for embeddings and scores, which complete nothing.
+    pub(super) fn input_length(&self, prompt_tokens: u32) {
+        let shared = &self.metrics.shared;
+        shared.input_length.observe(f64::from(prompt_tokens));
     }
 
     /// Logs one line for the request.

@@ -1,7 +1,6 @@
 //! The APIs of cross-encoders: reranked documents, and scores of pairs.
 
 use genset_backend_common::card::EndpointType;
-use genset_backend_common::output::Usage;
 
 use super::apis::{Call, Reply, new_id};
 use crate::clock::now;
@@ -64,9 +63,6 @@ async fn scored(call: &mut Call, model: &str, pairs: TextPairs) -> Result<Scored
     let job = |room| ScoreJob::prepare(model, pairs, rank, room);
     let job = call.guard.prepare(&ctx, job).await?;
     let scored = job.run(&ctx, call.guard.account()).await?;
-    call.guard.usage(&Usage {
-        prompt_tokens: scored.prompt_tokens,
-        ..Usage::default()
-    });
+    call.guard.input_length(scored.prompt_tokens);
     Ok(scored)
 }

@@ -187,6 +187,9 @@ async fn embeddings_cost_their_inputs() {
     assert_eq!(send().await.status, 200);
     assert_eq!(of_key(&site, "a"), 5);
     assert_eq!(site.metric("genset_http_prompt_tokens_total"), 5.0);
+    assert_eq!(site.metric("genset_http_input_length_tokens_sum"), 5.0);
+    let completions = site.metric("genset_http_output_length_tokens_count");
+    assert_eq!(completions, 0.0, "embeddings are none");
     assert_eq!(send().await.status, 429);
     site.close().await;
 }
@@ -215,6 +218,8 @@ async fn scores_cost_their_pairs() {
         .sum();
     assert_eq!(paid, u64::try_from(tokens + 2).expect("few"));
     assert_eq!(of_key(&site, "a"), paid);
+    let completions = site.metric("genset_http_output_length_tokens_count");
+    assert_eq!(completions, 0.0, "scores are none");
     assert_eq!(send().await.status, 429);
     site.close().await;
 }
