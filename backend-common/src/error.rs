@@ -221,6 +221,14 @@ impl EngineError {
         self
     }
 
+    /// Sets the request's id, unless the error has one.
+    #[must_use]
+    pub fn or_request_id(mut self, id: &str) -> Self {
+        let request_id = &mut self.inner.details.request_id;
+        request_id.get_or_insert_with(|| id.to_owned());
+        self
+    }
+
     /// Sets the cause, for the log.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {

@@ -215,7 +215,7 @@ impl Generate for Adapter {
             let end = RequestEnd::Failed(error.kind());
             self.telemetry.request_unanswered(end);
             tracing::debug!(request_id = ctx.id(), kind = %error.kind(), %error, "request refused");
-            error
+            error.or_request_id(ctx.id())
         })
     }
 }

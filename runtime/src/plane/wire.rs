@@ -249,8 +249,10 @@ impl RequestPlane for WirePlane {
         body: Bytes,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
-        let (process, instance) = self.parse(address)?;
-        let caller = self.shared.peers.caller(process).await?;
+        let of_request = |error: EngineError| error.or_request_id(ctx.id());
+        let (process, instance) = self.parse(address).map_err(of_request)?;
+        let caller = self.shared.peers.caller(process).await;
+        let caller = caller.map_err(of_request)?;
         caller.call(endpoint, instance, body, ctx).await
     }
 

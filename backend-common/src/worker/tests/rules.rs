@@ -370,7 +370,8 @@ async fn every_request_is_counted_once_by_how_it_ended() {
 
     let send = || world.send("r");
     world.answer_with(|_, _| Err(EngineError::new(ErrorKind::Overloaded, "full")));
-    send().await.unwrap_err();
+    let refused = send().await.unwrap_err();
+    assert_eq!(refused.details().request_id.as_deref(), Some("r"));
     world.answer_with(|_, _| Ok(raw_items([])));
     read(send().await.unwrap()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));

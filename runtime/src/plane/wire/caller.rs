@@ -140,7 +140,8 @@ impl Caller {
         body: Bytes,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
-        self.room(&ctx).await?;
+        let room = self.room(&ctx).await;
+        room.map_err(|error| error.or_request_id(ctx.id()))?;
         let mut head = RequestHead {
             instance: instance.0,
             credit: self.window_items,
@@ -193,7 +194,8 @@ impl Caller {
     fn open(self: &Arc<Self>, ctx: RequestContext) -> Result<Response, EngineError> {
         let mut table = self.table.lock();
         if let State::Ended(ended) = &table.state {
-            return Err(ended_as(ErrorKind::CannotConnect, ended));
+            let error = ended_as(ErrorKind::CannotConnect, ended);
+            return Err(error.or_request_id(ctx.id()));
         }
         let id = table.next_id;
         table.next_id = id.saturating_add(1);
@@ -444,6 +446,7 @@ impl Response {
                 self.cancelled = None;
                 self.late = None;
                 end.map(|()| None)
+                    .map_err(|error| error.or_request_id(self.ctx.id()))
             }
         })
     }

@@ -54,6 +54,8 @@ async fn a_request_that_brings_down_its_worker_goes_to_few() {
             let before = asked.load(Ordering::SeqCst);
             let error = soon(client.generate(request(1), ctx)).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+            let id = error.details().request_id.as_deref();
+            assert!(id.is_some_and(|id| id.starts_with("test")), "{id:?}");
             assert_eq!(asked.load(Ordering::SeqCst) - before, more);
         }
     };

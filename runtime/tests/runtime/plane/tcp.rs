@@ -59,5 +59,6 @@ async fn that_a_worker_which_said_goodbye_cannot_be_reached_is_no_warning() {
     until(|| !pair.caller.is_reachable(&served.address)).await;
     let refused = error(pair.ask::<u32, u32>(&served, 3).await);
     assert_eq!(refused.kind(), ErrorKind::CannotConnect);
+    assert!(refused.details().request_id.is_some());
     assert_eq!(log.lines(), before);
 }
