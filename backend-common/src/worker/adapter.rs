@@ -111,7 +111,7 @@ impl Adapter {
         };
         let started = Instant::now();
         let guard = Guard::new(&self.config, &request, ctx.clone(), self.telemetry.clone());
-        self.telemetry.request_accepted(ctx.prompt_tokens());
+        self.telemetry.add_prompt_tokens(ctx.prompt_tokens());
         let idle_timeout = self.idle_timeout(&request.input);
         let outputs = self.call_engine(request, &ctx).await?;
         unanswered.disarm();

@@ -61,6 +61,8 @@ pub(super) struct Guard {
     vocab_size: u32,
     max_tokens: u32,
     knows_prompt: bool,
+    /// Prompt tokens as the engine counts them, which only its terminal says.
+    counted_prompt_tokens: u32,
     answers_with: OutputKinds,
     /// Tokens from the engine, which its usage must match.
     given_tokens: u32,
@@ -84,6 +86,7 @@ impl Guard {
                 .map_or(u32::MAX, std::num::NonZeroU32::get),
             max_tokens: request.stop.max_tokens.unwrap_or(u32::MAX),
             knows_prompt: request.prompt_tokens().is_some(),
+            counted_prompt_tokens: 0,
             answers_with: OutputKinds::of(&request.input),
             given_tokens: 0,
             is_cut: false,
@@ -161,6 +164,8 @@ impl Guard {
         finished.usage.completion_tokens = self.streamed_tokens;
         if self.knows_prompt {
             finished.usage.prompt_tokens = self.ctx.prompt_tokens();
+        } else {
+            self.counted_prompt_tokens = finished.usage.prompt_tokens;
         }
         if finished.reason == FinishReason::Cancelled && !self.ctx.is_cancelled() {
             return Err(self.broken(ErrorKind::Internal, Violation::FalseCancel));
@@ -193,6 +198,11 @@ impl Guard {
         if self.knows_prompt && finished.usage.prompt_tokens != self.ctx.prompt_tokens() {
             self.violation(Violation::PromptTokensMismatch);
         }
+    }
+
+    /// Returns the prompt tokens as far as they are known.
+    fn prompt_tokens(&self) -> u32 {
+        self.ctx.prompt_tokens().max(self.counted_prompt_tokens)
     }
 
     /// Returns the terminal of a cancelled request.
@@ -377,13 +387,15 @@ impl GuardedStream {
             self.abort.send();
         }
         self.places = None;
-        self.guard
-            .telemetry
-            .request_ended(end, self.guard.streamed_tokens, self.started.elapsed());
+        let (telemetry, prompt_tokens) = (&self.guard.telemetry, self.guard.prompt_tokens());
+        if !self.guard.knows_prompt {
+            telemetry.add_prompt_tokens(prompt_tokens);
+        }
+        telemetry.request_ended(end, self.guard.streamed_tokens, self.started.elapsed());
         tracing::debug!(
             request_id = self.guard.ctx.id(),
             ?end,
-            prompt_tokens = self.guard.ctx.prompt_tokens(),
+            prompt_tokens,
             completion_tokens = self.guard.streamed_tokens,
             duration_ms = self.started.elapsed().as_secs_f64() * 1e3,
             "request ended"

@@ -95,7 +95,8 @@ impl Telemetry {
         this
     }
 
-    pub(super) fn request_accepted(&self, prompt_tokens: u32) {
+    /// Counts a prompt: when its request is admitted, or at the end if only the engine counts it.
+    pub(super) fn add_prompt_tokens(&self, prompt_tokens: u32) {
         self.prompt_tokens.inc_by(u64::from(prompt_tokens));
     }
 

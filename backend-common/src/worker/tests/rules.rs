@@ -288,6 +288,8 @@ async fn an_engine_that_tokenizes_counts_the_prompt_itself() {
         panic!("a terminal comes last")
     };
     assert_eq!(finished.usage.total_tokens(), 10);
+    let prompt_tokens = world.metric("genset_worker_prompt_tokens_total");
+    assert_eq!(prompt_tokens, 9 + 9, "the canary's and the request's");
     assert_eq!(violations(&world), []);
     stop_cleanly(&handle).await;
 }
