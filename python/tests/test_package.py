@@ -70,6 +70,12 @@ def test_pairs_to_score_are_counted_and_their_scores_pass() -> None:
     assert finished["finished"]["usage"]["prompt_tokens"] == 4
 
 
+def test_vectors_have_32_bits_and_other_numbers_keep_theirs() -> None:
+    made = Answer({"embed": [[1, 2]]})
+    assert made.items({"embeddings": [[0.1, 0.2]]}) == [msgpack.packb({"embeddings": [[0.1, 0.2]]}, use_single_float=True)]
+    assert made.items({"scores": [0.1]}) == [pack({"scores": [0.1]})]
+
+
 def test_usage_is_counted_where_the_engine_gives_none() -> None:
     request: GenerateRequest = {"token_ids": [1, 2, 3]}
     items = answer(request, {"token_ids": [5, 6]}, {"token_ids": []}, {"token_ids": [7], "finish_reason": "eos"})

@@ -67,10 +67,11 @@ def _fault(value: Any, depth: int = 0) -> list[str]:
     return []
 
 
-def encode(value: Any, what: str) -> bytes:
-    """Encodes the value as MessagePack. `what` names it in errors, before the field: "a request", "an answer of demo.text.upper"."""
+def encode(value: Any, what: str, *, has_single_floats: bool = False) -> bytes:
+    """Encodes the value as MessagePack, its fractions with 64 bits, or with 32. `what` names it in errors, before the field: "a request",
+    "an answer of demo.text.upper"."""
     try:
-        packed = msgpack.packb(value, default=_plain)
+        packed = msgpack.packb(value, default=_plain, use_single_float=has_single_floats)
     except _UNFIT as error:
         field = ".".join(_fault(value))
         at = f"{field}: " if field else ""
