@@ -92,7 +92,7 @@ pub struct LauncherConfig {
     pub start_timeout: Duration,
     /// The interval between health checks of a serving server.
     pub health_interval: Duration,
-    /// How long health checks may fail before the server counts as hung.
+    /// How long health checks may fail, without a part of an answer, before the server counts as hung.
     pub health_timeout: Duration,
     /// Whether and when a server that died is restarted; with `None`, never: the engine is dead then.
     pub restart: Option<RestartPolicy>,

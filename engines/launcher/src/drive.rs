@@ -327,7 +327,11 @@ impl Drive {
         let Some(events) = &mut reading.events else {
             return Ok(None);
         };
-        let data = match events.next().await {
+        let next = events.next().await;
+        if let Ok(Some(_)) = &next {
+            self.server.hear();
+        }
+        let data = match next {
             Ok(Some(Event::Data(data))) if data == b"[DONE]" => return Ok(None),
             Ok(Some(Event::Data(data))) => data,
             Ok(Some(Event::Error(data))) => {

@@ -39,10 +39,13 @@ pub enum ServerFailure {
         /// The time limit.
         limit: Duration,
     },
-    /// It served, and then stopped being healthy.
-    #[error("hung: it did not say that it is healthy for {} s, and was killed", silent_for.as_secs_f64())]
+    /// It served, and then neither answered nor was healthy.
+    #[error(
+        "hung: for {} s it neither answered nor said that it is healthy, and was killed",
+        silent_for.as_secs_f64()
+    )]
     Hung {
-        /// For how long it was not healthy.
+        /// For how long it did neither.
         silent_for: Duration,
     },
     /// The worker stopped it.

@@ -48,7 +48,11 @@ pub(crate) async fn awaited(
     }
 }
 
-/// Watches a serving server; returns once it has been unhealthy for `limit`. Time in which it is busy does not count.
+/// Watches a serving server; returns once it has been unhealthy for `limit`. Time in which it is busy does not count, nor does
+/// time in which it answers requests: each may take a thread of its HTTP server, and then none is left for this question.
+///
+/// # Source
+/// llama-server before March 2026 (<https://github.com/ggml-org/llama.cpp/pull/20817>): as many threads as slots and a few more.
 pub(crate) async fn watched(server: &Server, interval: Duration, limit: Duration) -> ServerFailure {
     let mut last = Instant::now();
     loop {
@@ -56,7 +60,10 @@ pub(crate) async fn watched(server: &Server, interval: Duration, limit: Duration
         let was_busy = server.is_busy();
         if server.is_healthy().await || was_busy || server.is_busy() {
             last = Instant::now();
-        } else if last.elapsed() >= limit {
+            continue;
+        }
+        last = last.max(server.heard_at());
+        if last.elapsed() >= limit {
             return ServerFailure::Hung { silent_for: limit };
         }
     }
@@ -71,10 +78,29 @@ mod tests {
     use super::*;
     use crate::key::ApiKey;
 
+    /// No server listens there.
+    fn server() -> Server {
+        Server::new(Dialect::Sglang, 1, &ApiKey::random(), TaskTracker::new())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_answers_requests_need_not_say_that_it_is_healthy() {
+        let server = server();
+        let limit = Duration::from_secs(60);
+        let mut watched = pin!(watched(&server, Duration::from_secs(5), limit));
+        for _ in 0..10 {
+            server.hear();
+            let early = timeout(Duration::from_secs(50), &mut watched).await;
+            assert!(early.is_err(), "{early:?}");
+        }
+        let failure = watched.await;
+        assert_eq!(failure, ServerFailure::Hung { silent_for: limit });
+        assert!(server.heard_at().elapsed() >= limit);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_busy_may_be_silent() {
-        // No server listens there.
-        let server = Server::new(Dialect::Sglang, 1, &ApiKey::random(), TaskTracker::new());
+        let server = server();
         let busy = server.busy.lock().await;
         let limit = Duration::from_secs(60);
         let mut watched = pin!(watched(&server, Duration::from_secs(5), limit));

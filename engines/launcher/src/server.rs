@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,6 +33,8 @@ pub(crate) struct Server {
     /// The adapters that requests may name.
     pub(crate) adapters: Served,
     dialect: Dialect,
+    /// When the last part of an answer arrived; at first, when this was made.
+    heard_at: parking_lot::Mutex<Instant>,
     over: CancellationToken,
     failure: OnceLock<EngineError>,
 }
@@ -47,6 +49,7 @@ impl Server {
             busy: Mutex::default(),
             adapters: Served::default(),
             dialect,
+            heard_at: parking_lot::Mutex::new(Instant::now()),
             over,
             failure: OnceLock::new(),
         }
@@ -70,6 +73,16 @@ impl Server {
     /// Whether it may be unable to answer now.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.try_lock().is_err()
+    }
+
+    /// Records that a part of an answer arrived.
+    pub(crate) fn hear(&self) {
+        *self.heard_at.lock() = Instant::now();
+    }
+
+    /// When the last part of an answer arrived.
+    pub(crate) fn heard_at(&self) -> Instant {
+        *self.heard_at.lock()
     }
 
     /// Whether it reports that it is healthy. A server that can sleep is asked at a path that generates nothing.

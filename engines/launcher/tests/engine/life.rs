@@ -178,8 +178,19 @@ async fn a_server_that_exits_is_told_with_its_last_lines() {
 }
 
 #[tokio::test]
-async fn a_server_that_says_nothing_of_its_health_is_hung() {
-    let mut config = config("trtllm", &["--fault", "hang", "--delay", "1"]);
+async fn a_server_that_answers_without_a_word_of_its_health_lives_on() {
+    let mut config = config("llama", &["--fault", "deaf", "--delay", "0.05"]);
+    config.health_interval = Duration::from_millis(50);
+    config.health_timeout = Duration::from_secs(2);
+    let (engine, _) = started(config).await;
+    let answer = answer(&engine, request(80)).await;
+    assert_eq!(answer.tokens.len(), 80, "{answer:?}");
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_answers_nothing_and_says_nothing_of_its_health_is_hung() {
+    let mut config = config("trtllm", &["--fault", "hang"]);
     config.health_interval = Duration::from_millis(50);
     // It must report that it is healthy before its first request, which may take a while on a busy machine.
     let silent_for = Duration::from_secs(5);

@@ -104,6 +104,9 @@ class Stand:
                 is_up = time.monotonic() >= self.healthy_at and self.args.fault != "never-healthy"
                 if self.args.fault == "hang" and self.requests > 0:
                     await asyncio.Event().wait()
+                if self.args.fault == "deaf" and self.requests > 0:
+                    # As if requests took all threads of the HTTP server.
+                    raise ConnectionError
                 is_up = is_up and not self.is_dead_inside
                 await self.api.controls.health()
                 return respond(writer, 200 if is_up else 503, {"status": "ok" if is_up else "loading"})
@@ -146,6 +149,8 @@ class Stand:
             if fault == "exit" and sent == 3:
                 print("ERROR: the device is gone", file=sys.stderr, flush=True)
                 os._exit(7)
+            if fault == "hang" and sent == 3:
+                await asyncio.Event().wait()
 
         def chunk(data):
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
