@@ -87,6 +87,9 @@ const CALLS_STAY: &str = "SGLang would take calls of tools out of the text, wher
 const NEVER_IDLE: &str = "llama-server would never sleep, for it is asked for its metrics each second and now and then for an \
                           answer; leave it out";
 
+const UNREACHABLE: &str = "genset asks the server by plain HTTP, at a port of the loopback interface, and would wait for it in vain; leave \
+                           it out (clients get TLS from genset, with --http-tls-cert)";
+
 const NAMED_BY_US: &str = "clients ask genset for the model, and genset asks the server for its path; leave it out, and name the model with \
                            --model-name";
 
@@ -103,7 +106,13 @@ const VLLM: Flags = Flags {
     kv_block_size: Flag::Named(&["block-size"]),
     key: KeyPlace::Variable("VLLM_API_KEY"),
     reserved: &["api-key"],
-    refused: &[("served-model-name", NAMED_BY_US)],
+    refused: &[
+        ("served-model-name", NAMED_BY_US),
+        ("ssl-certfile", UNREACHABLE),
+        ("ssl-keyfile", UNREACHABLE),
+        ("uds", UNREACHABLE),
+        ("headless", UNREACHABLE),
+    ],
     defaults: &[
         ("enable-prompt-tokens-details", None),
         ("uvicorn-log-level", Some("warning")),
@@ -128,6 +137,8 @@ const SGLANG: Flags = Flags {
     refused: &[
         ("tool-call-parser", CALLS_STAY),
         ("served-model-name", NAMED_BY_US),
+        ("ssl-certfile", UNREACHABLE),
+        ("ssl-keyfile", UNREACHABLE),
     ],
     defaults: &[
         ("log-level-http", Some("warning")),
@@ -169,7 +180,12 @@ const LLAMA_SERVER: Flags = Flags {
     kv_block_size: Flag::Refused("llama.cpp has no KV blocks"),
     key: KeyPlace::Variable("LLAMA_API_KEY"),
     reserved: &["api-key", "api-key-file"],
-    refused: &[("sleep-idle-seconds", NEVER_IDLE)],
+    refused: &[
+        ("sleep-idle-seconds", NEVER_IDLE),
+        ("ssl-cert-file", UNREACHABLE),
+        ("ssl-key-file", UNREACHABLE),
+        ("api-prefix", UNREACHABLE),
+    ],
     // Keeps reasoning in the text, where our own parsers look for it.
     defaults: &[("reasoning-format", Some("none")), ("metrics", None)],
     extra: ExtraStyle::Dashes,
@@ -182,7 +198,7 @@ const LLAMA_CPP_PYTHON: Flags = Flags {
     defaults: &[("interrupt_requests", Some("false"))],
     // Its settings are fields of pydantic's `BaseSettings`, which reads fields without an argument from the environment.
     key: KeyPlace::Variable("API_KEY"),
-    refused: &[],
+    refused: &[("ssl-certfile", UNREACHABLE), ("ssl-keyfile", UNREACHABLE)],
     extra: ExtraStyle::Underscores,
     ..LLAMA_SERVER
 };

@@ -251,6 +251,13 @@ fn what_no_file_may_say_is_refused_with_the_alternative() {
             "sleep-idle-seconds: 600",
             "would never sleep",
         ),
+        (Dialect::Vllm, "ssl_certfile: x", "--http-tls-cert"),
+        (Dialect::Vllm, "uds: /run/x", "in vain"),
+        (Dialect::Vllm, "headless: true", "in vain"),
+        (Dialect::Sglang, "ssl-keyfile: x", "in vain"),
+        (Dialect::LlamaServer, "ssl-cert-file: x", "in vain"),
+        (Dialect::LlamaServer, "api-prefix: /x", "in vain"),
+        (Dialect::LlamaCppPython, "ssl_keyfile: x", "in vain"),
     ];
     for (dialect, text, instead) in cases {
         let error = Plan::new(&extra(dialect.kind(), text), dialect).unwrap_err();
