@@ -67,14 +67,14 @@ impl Vocabulary {
             .map_or(&[][..], Vec::as_slice);
         for token in added {
             if let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) {
-                // Added tokens are spelled literally, whatever the spelling of the model's own tokens.
                 let is_special = token["special"].as_bool().unwrap_or(false);
                 vocabulary.set(
                     id,
                     if is_special {
                         Token::Special(content.to_owned())
                     } else {
-                        Token::Text(content.as_bytes().to_vec())
+                        // The decoder treats added tokens like the model's own.
+                        Token::Text(spelling.bytes(content))
                     },
                 );
             }
@@ -321,6 +321,24 @@ mod tests {
             (vocabulary.bytes(1), vocabulary.bytes(2)),
             (b" a" as &[u8], b"<0x0A>" as &[u8])
         );
+    }
+
+    /// Gemma's runs of spaces are added tokens in the spelling of its pieces.
+    #[test]
+    fn added_tokens_are_spelled_like_the_models_own() {
+        let decoder = json!({"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+        ]});
+        let added = json!([
+            {"id": 1, "content": "▁▁", "special": false},
+            {"id": 2, "content": "<table>", "special": false},
+        ]);
+        let model = json!({"type": "BPE", "vocab": {"▁a": 0, "▁▁": 1, "<table>": 2}});
+        let file = json!({"model": model, "decoder": decoder, "added_tokens": added});
+        let vocabulary = read(&file, 3);
+        let bytes: Vec<&[u8]> = (0..3).map(|token| vocabulary.bytes(token)).collect();
+        assert_eq!(bytes, [b" a" as &[u8], b"  ", b"<table>"]);
     }
 
     #[test]
