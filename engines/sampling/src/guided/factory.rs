@@ -63,6 +63,7 @@ impl GuideFactory {
                 vocab_size,
             });
         }
+        let vocabulary = vocabulary.with_ends(eos);
         let limits = GuideLimits::default();
         // The trie panics on what it does not support.
         let parsers = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {

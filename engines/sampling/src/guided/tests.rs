@@ -238,6 +238,24 @@ fn the_end_is_allowed_where_the_text_may_end_and_only_there() {
     );
 }
 
+/// Some files do not mark end tokens as special. Such a token is no text either, however its name would fit.
+#[test]
+fn an_end_token_that_is_not_special_is_no_text() {
+    let tokenizer = json!({"decoder": {"type": "ByteLevel"},
+        "added_tokens": [{"id": 2, "content": "<end>", "special": false}],
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}});
+    let factory = GuideFactory::try_new(tokenizer.to_string().as_bytes(), 3, &[2]).unwrap();
+    let mut guide = factory
+        .compile(&GuidedDecoding::Regex("[^b]{2,9}".into()))
+        .unwrap();
+    let masks: [&[TokenId]; 3] = [&[0], &[0], &[0, 2]];
+    for expected in masks {
+        let allowed: Vec<TokenId> = guide.mask().unwrap().iter().collect();
+        assert_eq!(allowed, expected);
+        guide.accept(0).unwrap();
+    }
+}
+
 /// `min_tokens` lengthens a text that may continue; the guide ends one that cannot.
 #[test]
 fn min_tokens_lengthens_what_can_be_longer() {

@@ -82,6 +82,17 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
+    /// Makes control tokens of `ends`, also if their file does not: they end a text and are not part of it.
+    pub(super) fn with_ends(mut self, ends: &[TokenId]) -> Self {
+        for token in ends {
+            let name = String::from_utf8_lossy(self.bytes(*token)).into_owned();
+            if !name.is_empty() {
+                self.set_special(*token, name);
+            }
+        }
+        self
+    }
+
     /// The number of ids, used or not.
     #[must_use]
     pub fn len(&self) -> usize {
