@@ -1,0 +1,157 @@
+//! What a client knows of instances, and which of them it asks.
+
+use genset_backend_common::{EngineConfig, ModelCard};
+
+use super::*;
+use crate::discovery::Address;
+use crate::names::EndpointName;
+use crate::plane::MemoryPlane;
+
+fn entry(location: &str, context_length_tokens: u32) -> Entry {
+    entry_of(1, location, context_length_tokens)
+}
+
+fn entry_of(id: u64, location: &str, context_length_tokens: u32) -> Entry {
+    let config = EngineConfig::new("m", context_length_tokens);
+    let record = InstanceRecord {
+        endpoint: EndpointName::default(),
+        instance: InstanceId(id),
+        address: Address {
+            plane: "memory".into(),
+            location: location.into(),
+        },
+        card: Some(ModelCard::from_config(&config)),
+        started_ms: 0,
+    };
+    record.to_entry().unwrap()
+}
+
+#[test]
+fn an_instance_that_says_something_else_of_itself_keeps_its_requests() {
+    let snapshot: fn(Entry) -> Change = |entry| Change::Snapshot(vec![entry]);
+    for change in [snapshot, Change::Put] {
+        let instances = instances(0);
+        let load = || {
+            let map = instances.all();
+            let (_, candidates) = instances.candidates(&map, &Tried::default(), Wanted::default());
+            candidates[0].load
+        };
+        instances.apply(Change::Snapshot(vec![entry("here", 10)]));
+        let request = instances.get(InstanceId(1)).unwrap().enter();
+        instances.apply(change(entry("here", 20)));
+        assert_eq!(load(), 1);
+        drop(request);
+        assert_eq!(load(), 0);
+        // At another address it is another process.
+        let _request = instances.get(InstanceId(1)).unwrap().enter();
+        instances.apply(change(entry("there", 20)));
+        assert_eq!(load(), 0);
+    }
+}
+
+/// `count` instances, with ids from 1.
+fn instances(count: u64) -> Instances {
+    let plane = Arc::new(MemoryPlane::new());
+    let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
+    for id in 1..=count {
+        instances.apply(Change::Put(entry_of(id, "here", 10)));
+    }
+    instances
+}
+
+/// The candidates of a request after `refusals` refusals by instances that looked full.
+fn candidates(instances: &Instances, refusals: usize) -> Vec<u64> {
+    let tried = Tried {
+        refusals,
+        ..Tried::default()
+    };
+    let map = instances.all();
+    let (_, candidates) = instances.candidates(&map, &tried, Wanted::default());
+    candidates.iter().map(|it| it.instance.0).collect()
+}
+
+fn refuse(instances: &Instances, id: u64) {
+    let instance = instances.get(InstanceId(id)).unwrap();
+    let _refused = instance.enter();
+    instance.refused();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_refused_is_left_out_until_it_may_have_a_place() {
+    let instances = instances(2);
+    let running = instances.get(InstanceId(1)).unwrap().enter();
+    refuse(&instances, 1);
+    assert_eq!(candidates(&instances, 0), [2]);
+    drop(running);
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+
+    refuse(&instances, 1);
+    assert_eq!(candidates(&instances, 0), [2]);
+    tokio::time::sleep(FULL_TIME).await;
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    // A refused request goes to an instance with no evidence against it.
+    assert_eq!(candidates(&instances, 1), [2]);
+    instances.get(InstanceId(1)).unwrap().took();
+    assert_eq!(candidates(&instances, 1), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_failed_is_skipped_for_a_while() {
+    let instances = instances(2);
+    let one = instances.get(InstanceId(1)).unwrap();
+    one.mark_down();
+    assert_eq!(candidates(&instances, 0), [2]);
+    tokio::time::sleep(DOWN_TIME).await;
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    assert!(!one.has_shown.load(Ordering::Relaxed));
+}
+
+#[test]
+fn an_instance_that_says_it_is_full_is_left_out_until_it_may_have_a_place() {
+    let instances = instances(2);
+    let one = instances.get(InstanceId(1)).unwrap();
+    let told = |running_requests, max_requests| {
+        one.publish(Some(Load {
+            running_requests,
+            max_requests,
+            ..Load::default()
+        }));
+    };
+    let ours = one.enter();
+    told(4, 4);
+    assert_eq!(candidates(&instances, 0), [2]);
+    drop(ours);
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+
+    told(4, 4);
+    assert_eq!(candidates(&instances, 0), [2]);
+    told(3, 4);
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    let _ours = one.enter();
+    assert_eq!(candidates(&instances, 0), [2]);
+    // Nothing is known about an instance that publishes no load or no limit.
+    one.publish(None);
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    told(4, 0);
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_instances_that_all_look_full_a_few_are_asked_the_longest_refused_first() {
+    let instances = instances(20);
+    for id in 1..=20 {
+        refuse(&instances, id);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let ids = |range: std::ops::RangeInclusive<u64>| range.collect::<Vec<_>>();
+    assert_eq!(candidates(&instances, 0), ids(1..=16));
+    for id in 1..=4 {
+        refuse(&instances, id);
+    }
+    assert_eq!(candidates(&instances, 0), ids(5..=20));
+    assert_eq!(candidates(&instances, MOST_REFUSALS - 1), [5]);
+    assert!(candidates(&instances, MOST_REFUSALS).is_empty());
+    // The one with room is found, however many are full.
+    instances.get(InstanceId(20)).unwrap().took();
+    assert_eq!(candidates(&instances, MOST_REFUSALS), [20]);
+}
