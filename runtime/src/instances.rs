@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Records, follow_changes};
 use crate::names::InstanceId;
-use crate::plane::RequestPlane;
+use crate::plane::{Reachability, RequestPlane};
 use crate::selection::Candidate;
 
 /// How long an instance is skipped after a call to it failed, unless discovery announces it again.
@@ -28,6 +28,8 @@ const MOST_REFUSALS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Instance {
     pub(crate) record: InstanceRecord,
+    /// What the request plane knows of its process.
+    reachability: Reachability,
     in_flight: Arc<AtomicUsize>,
     /// Other clients' requests, as last published.
     others: AtomicUsize,
@@ -80,9 +82,10 @@ impl Room {
 }
 
 impl Instance {
-    fn new(record: InstanceRecord) -> Self {
+    fn new(record: InstanceRecord, reachability: Reachability) -> Self {
         Self {
             record,
+            reachability,
             in_flight: Arc::default(),
             others: AtomicUsize::new(0),
             kv_used_blocks: AtomicU64::new(0),
@@ -95,10 +98,11 @@ impl Instance {
     }
 
     /// The same instance with a changed record: keeps its requests and its load.
-    fn with_record(&self, record: InstanceRecord) -> Self {
+    fn with_record(&self, record: InstanceRecord, reachability: Reachability) -> Self {
         let copy = |number: &AtomicU64| AtomicU64::new(number.load(Ordering::Relaxed));
         Self {
             record,
+            reachability,
             in_flight: Arc::clone(&self.in_flight),
             others: AtomicUsize::new(self.others.load(Ordering::Relaxed)),
             kv_used_blocks: copy(&self.kv_used_blocks),
@@ -335,16 +339,15 @@ impl Instances {
 
     /// The instance of a changed record. If the address is unchanged, it keeps the known instance's state.
     fn renew(&self, known: Option<&Arc<Instance>>, record: InstanceRecord) -> Arc<Instance> {
+        let reachability = self.plane.reachability(&record.address);
         match known.filter(|known| known.record.address == record.address) {
-            Some(known) => Arc::new(known.with_record(record)),
-            None => self.meet(record),
+            Some(known) => Arc::new(known.with_record(record, reachability)),
+            None => {
+                // The plane may connect to it before the first request.
+                self.plane.prepare(&record.address, &record.endpoint);
+                Arc::new(Instance::new(record, reachability))
+            }
         }
-    }
-
-    /// A new instance. The plane may connect to it before the first request.
-    fn meet(&self, record: InstanceRecord) -> Arc<Instance> {
-        self.plane.prepare(&record.address, &record.endpoint);
-        Arc::new(Instance::new(record))
     }
 
     /// The record in an entry, if the client may call its instance.
@@ -386,9 +389,8 @@ impl Instances {
         let is_untried = |instance: &&Arc<Instance>| {
             is_wanted(instance) && !tried.contains(&instance.record.instance)
         };
-        let is_live = |instance: &&Arc<Instance>| {
-            !instance.is_down() && self.plane.is_reachable(&instance.record.address)
-        };
+        let is_live =
+            |instance: &&Arc<Instance>| !instance.is_down() && instance.reachability.is_reachable();
         let mut live: Vec<&'a Arc<Instance>> = Vec::with_capacity(map.len());
         live.extend(map.values().filter(is_untried).filter(is_live));
         if live.is_empty() {

@@ -10,6 +10,7 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -139,10 +140,15 @@ pub trait RequestPlane: Send + Sync + 'static {
     /// and fails silently: the request that needs the connection reports the problem.
     fn prepare(&self, _address: &Address, _endpoint: &EndpointName) {}
 
-    /// Whether the instance at `address` is reachable as far as is known. `false` from the loss of the connection to its process
-    /// until it is reached again, and for a while after the instance announced that it leaves.
-    fn is_reachable(&self, _address: &Address) -> bool {
-        true
+    /// What says at any time whether the instance at `address` is reachable. Clients keep it as long as the instance is listed, and
+    /// ask it for each request.
+    fn reachability(&self, _address: &Address) -> Reachability {
+        Reachability::always()
+    }
+
+    /// Whether the instance at `address` is reachable now, for those who ask once.
+    fn is_reachable(&self, address: &Address) -> bool {
+        self.reachability(address).is_reachable()
     }
 
     /// Whether the server through which processes call each other, such as NATS, is connected as far as is known. While it is not,
@@ -174,6 +180,52 @@ genset_backend_common::debug_as!(|it| Served {
     address: it.address,
     ..
 });
+
+/// Says at any time whether one instance is reachable. Each request asks this of every instance, so the answer is one load of an
+/// atomic, unless there is a reason to look closer.
+pub struct Reachability {
+    /// Whether `look` may find the instance unreachable.
+    doubt: Arc<AtomicBool>,
+    look: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Reachability {
+    /// Asks `look` whether the instance is reachable, whenever there is a `doubt`.
+    pub(crate) fn new(
+        doubt: Arc<AtomicBool>,
+        look: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            doubt,
+            look: Box::new(look),
+        }
+    }
+
+    /// The instance is always reachable.
+    pub(crate) fn always() -> Self {
+        Self::new(Arc::default(), || true)
+    }
+
+    /// The instance is never reachable: the plane cannot read its address.
+    pub(crate) fn never() -> Self {
+        Self::new(Arc::new(AtomicBool::new(true)), || false)
+    }
+
+    /// Whether the instance is reachable as far as is known. `false` from the loss of the connection to its process until it is
+    /// reached again, and for a while after the instance announced that it leaves.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        !self.doubt.load(Ordering::Relaxed) || (self.look)()
+    }
+}
+
+impl std::fmt::Debug for Reachability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reachability")
+            .field("doubt", &self.doubt)
+            .finish_non_exhaustive()
+    }
+}
 
 /// Sends a typed request to `address`: directly if the handler is in this process and has these types, otherwise
 /// serialized.

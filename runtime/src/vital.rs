@@ -57,6 +57,15 @@ impl VitalRuntime {
         })
     }
 
+    /// The current runtime in place of one with a thread: it shares the paused clock of a test.
+    #[cfg(test)]
+    pub(crate) fn of_current() -> Self {
+        Self {
+            handle: Handle::current(),
+            _until: Arc::new(CancellationToken::new().drop_guard()),
+        }
+    }
+
     /// The handle for spawning tasks.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle

@@ -1,11 +1,13 @@
 //! What a client knows of instances, and which of them it asks.
 
-use genset_backend_common::{EngineConfig, ModelCard};
+use async_trait::async_trait;
+use bytes::Bytes;
+use genset_backend_common::{EngineConfig, EngineError, ModelCard, RequestContext};
 
 use super::*;
 use crate::discovery::Address;
 use crate::names::EndpointName;
-use crate::plane::MemoryPlane;
+use crate::plane::{ErasedHandler, MemoryPlane, ResponseStream, Served};
 
 fn entry(location: &str, context_length_tokens: u32) -> Entry {
     entry_of(1, location, context_length_tokens)
@@ -51,7 +53,10 @@ fn an_instance_that_says_something_else_of_itself_keeps_its_requests() {
 
 /// `count` instances, with ids from 1.
 fn instances(count: u64) -> Instances {
-    let plane = Arc::new(MemoryPlane::new());
+    instances_on(Arc::new(MemoryPlane::new()), count)
+}
+
+fn instances_on(plane: Arc<dyn RequestPlane>, count: u64) -> Instances {
     let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
     for id in 1..=count {
         instances.apply(Change::Put(entry_of(id, "here", 10)));
@@ -104,6 +109,66 @@ async fn an_instance_that_failed_is_skipped_for_a_while() {
     tokio::time::sleep(DOWN_TIME).await;
     assert_eq!(candidates(&instances, 0), [1, 2]);
     assert!(!one.has_shown.load(Ordering::Relaxed));
+}
+
+/// A plane that has lost the process at one location.
+#[derive(Default)]
+struct Lossy {
+    memory: MemoryPlane,
+    lost: Arc<Mutex<&'static str>>,
+}
+
+#[async_trait]
+impl RequestPlane for Lossy {
+    async fn serve(
+        &self,
+        endpoint: &EndpointName,
+        instance: InstanceId,
+        handler: Arc<ErasedHandler>,
+    ) -> Result<Served, EngineError> {
+        self.memory.serve(endpoint, instance, handler).await
+    }
+
+    fn local(&self, address: &Address, endpoint: &EndpointName) -> Option<Arc<ErasedHandler>> {
+        self.memory.local(address, endpoint)
+    }
+
+    async fn call(
+        &self,
+        address: &Address,
+        endpoint: &EndpointName,
+        body: Bytes,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        self.memory.call(address, endpoint, body, ctx).await
+    }
+
+    fn reachability(&self, address: &Address) -> Reachability {
+        let (lost, location) = (Arc::clone(&self.lost), address.location.clone());
+        let doubt = Arc::new(AtomicBool::new(true));
+        Reachability::new(doubt, move || *lost.lock() != location)
+    }
+}
+
+#[test]
+fn an_instance_is_left_out_while_its_process_is_lost() {
+    let plane = Lossy::default();
+    let lost = Arc::clone(&plane.lost);
+    let instances = instances_on(Arc::new(plane), 1);
+    instances.apply(Change::Put(entry_of(2, "there", 10)));
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    *lost.lock() = "here";
+    assert_eq!(candidates(&instances, 0), [2]);
+    // It says something else of itself, and then where else it is.
+    instances.apply(Change::Put(entry_of(1, "here", 20)));
+    assert_eq!(candidates(&instances, 0), [2]);
+    instances.apply(Change::Put(entry_of(1, "elsewhere", 20)));
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    *lost.lock() = "elsewhere";
+    assert_eq!(candidates(&instances, 0), [2]);
+    // If all are lost, one of them may be there after all.
+    instances.apply(Change::Put(entry_of(2, "elsewhere", 10)));
+    assert_eq!(candidates(&instances, 0), [1, 2]);
 }
 
 #[test]

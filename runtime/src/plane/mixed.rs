@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use genset_backend_common::{EngineError, MetricsRegistry, RequestContext};
 
-use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
+use super::{ErasedHandler, Reachability, RequestPlane, ResponseStream, Served};
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
 
@@ -61,8 +61,8 @@ impl RequestPlane for MixedPlane {
         self.plane_of(address).prepare(address, endpoint);
     }
 
-    fn is_reachable(&self, address: &Address) -> bool {
-        self.plane_of(address).is_reachable(address)
+    fn reachability(&self, address: &Address) -> Reachability {
+        self.plane_of(address).reachability(address)
     }
 
     fn is_connected(&self) -> bool {

@@ -3,7 +3,7 @@
 //!
 //! One connection joins two processes and carries all their streams. The caller dials it at the first request and
 //! keeps it. When it breaks, its streams end at once with `Disconnected`, and the caller redials it with pauses, so that
-//! [`RequestPlane::is_reachable`] can tell clients to skip the process.
+//! [`RequestPlane::reachability`] can tell clients to skip the process.
 //!
 //! The [`VitalRuntime`] accepts, dials and monitors connections, so that a peer hears from this process however busy it
 //! is. Frames are read and written on the runtime that created the plane, so a token costs no hop between threads.
@@ -53,7 +53,7 @@ use self::metrics::WireMetrics;
 use self::peers::Peers;
 use self::server::Server;
 use self::transport::{Io, Transport};
-use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
+use super::{ErasedHandler, Reachability, RequestPlane, ResponseStream, Served};
 use crate::component::until_ended;
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
@@ -265,9 +265,11 @@ impl RequestPlane for WirePlane {
         }
     }
 
-    fn is_reachable(&self, address: &Address) -> bool {
-        self.parse(address)
-            .is_ok_and(|(process, instance)| self.shared.peers.is_reachable(process, instance))
+    fn reachability(&self, address: &Address) -> Reachability {
+        match self.parse(address) {
+            Ok((process, instance)) => self.shared.peers.reachability(process, instance),
+            Err(_) => Reachability::never(),
+        }
     }
 
     fn is_connected(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ const UNCOUNTED_BYTES: usize = 256;
 
 /// How long a leaving instance is skipped, unless discovery announces it again. By then it is unlisted; if it is not, the
 /// instance refuses requests.
-const LEAVING_TIME: Duration = Duration::from_secs(5);
+pub(super) const LEAVING_TIME: Duration = Duration::from_secs(5);
 
 /// The most leaving instances of a process to remember. Other leaving instances refuse requests themselves.
 const MAX_LEAVING: usize = 1024;
@@ -51,8 +52,23 @@ pub(super) struct Caller {
     table: Mutex<Table>,
     open: Gauge,
     control: ControlRight,
-    /// Instances that take no new requests, with the time of their announcement.
-    leaving: Mutex<HashMap<InstanceId, Instant>>,
+    leaving: Mutex<LeavingInstances>,
+    /// Whether to look closer before an instance of the process counts as reachable. Set while one is leaving.
+    doubt: Arc<AtomicBool>,
+}
+
+/// Instances that take no new requests.
+#[derive(Default)]
+struct LeavingInstances {
+    /// The time of each one's announcement.
+    said: HashMap<InstanceId, Instant>,
+    /// The time of the last announcement.
+    last: Option<Instant>,
+}
+
+/// Whether an instance that said so at this time is still leaving.
+fn is_recent(said: Instant) -> bool {
+    said.elapsed() < LEAVING_TIME
 }
 
 struct Table {
@@ -81,6 +97,7 @@ impl Caller {
         window_items: u32,
         metrics: &WireMetrics,
         control: ControlRight,
+        doubt: Arc<AtomicBool>,
     ) -> Arc<Self> {
         let table = Table {
             next_id: 1,
@@ -94,6 +111,7 @@ impl Caller {
             open: metrics.streams(Role::Caller),
             control,
             leaving: Mutex::default(),
+            doubt,
         })
     }
 
@@ -103,23 +121,32 @@ impl Caller {
         matches!(table.state, State::Open) && table.next_id < u32::MAX
     }
 
-    /// Whether an instance recently announced that it takes no new requests.
+    /// Whether an instance recently announced that it takes no new requests. Ends the doubt if none did: this must be the
+    /// current connection to the process, and stay it for the time of the call.
     pub(super) fn is_leaving(&self, instance: InstanceId) -> bool {
-        let said = self.leaving.lock().get(&instance).copied();
-        said.is_some_and(|said| said.elapsed() < LEAVING_TIME)
+        let mut leaving = self.leaving.lock();
+        if !leaving.last.is_some_and(is_recent) {
+            leaving.said.clear();
+            self.doubt.store(false, Ordering::Relaxed);
+        }
+        leaving.said.get(&instance).copied().is_some_and(is_recent)
     }
 
     /// An instance was announced again: it takes requests.
     pub(super) fn announced(&self, instance: InstanceId) {
-        self.leaving.lock().remove(&instance);
+        self.leaving.lock().said.remove(&instance);
     }
 
     fn leaving(&self, instance: InstanceId) {
         tracing::debug!(peer = self.link.peer, %instance, "an instance takes no new requests");
         let mut leaving = self.leaving.lock();
-        leaving.retain(|_, said| said.elapsed() < LEAVING_TIME);
-        if leaving.len() < MAX_LEAVING {
-            leaving.insert(instance, Instant::now());
+        leaving.said.retain(|_, said| is_recent(*said));
+        if leaving.said.len() < MAX_LEAVING {
+            let now = Instant::now();
+            leaving.said.insert(instance, now);
+            leaving.last = Some(now);
+            // Under the lock, so that nobody who looked before ends the doubt after.
+            self.doubt.store(true, Ordering::Relaxed);
         }
     }
 

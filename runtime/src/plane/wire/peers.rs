@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
@@ -17,47 +17,48 @@ use super::link::Ended;
 use super::traffic::Traffic;
 use crate::log_limit::LogLimit;
 use crate::names::InstanceId;
+use crate::plane::Reachability;
 
 /// Pauses between attempts to reconnect to a process, doubling from the first to the last.
 const REDIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// How long to redial a lost process before forgetting it. Discovery forgets it sooner.
+/// How long to redial a lost process before forgetting the loss. Discovery forgets the process sooner.
 const REDIAL_TIME: Duration = Duration::from_secs(60);
 
 /// The calling half of a wire plane.
 pub(super) struct Peers {
     common: Common,
-    peers: Mutex<HashMap<String, Arc<Peer>>>,
+    /// The processes that somebody uses: a client that lists an instance of it, a connection, an attempt to connect.
+    peers: Mutex<HashMap<String, Weak<Peer>>>,
 }
 
 /// One other process.
-#[derive(Default)]
 struct Peer {
-    caller: Mutex<Option<Arc<Caller>>>,
+    peers: Arc<Peers>,
+    /// Its location.
+    process: String,
+    state: Mutex<State>,
+    /// Whether to look closer before an instance of the process counts as reachable. It ends only while `state` is locked: a look
+    /// from before a loss must not end it.
+    doubt: Arc<AtomicBool>,
     /// Held while dialling, so that concurrent requests make one connection; contains the error of the last attempt.
     dialling: tokio::sync::Mutex<Option<EngineError>>,
     /// The number of failed attempts.
     failures: AtomicU64,
-    is_down: AtomicBool,
-    /// It said goodbye before its last connection ended.
-    has_left: AtomicBool,
     /// Limits the log: a process might accept connections and close them repeatedly.
     logged: LogLimit,
 }
 
-impl Peer {
-    fn open_caller(&self) -> Option<Arc<Caller>> {
-        self.caller.lock().clone().filter(|caller| caller.is_open())
-    }
-
-    /// Whether it said goodbye on its last connection, which may still be open.
-    fn is_leaving(&self) -> bool {
-        let caller = self.caller.lock();
-        match &*caller {
-            Some(caller) => !caller.is_open(),
-            None => self.has_left.load(Ordering::Relaxed),
-        }
-    }
+/// What is known of a process.
+#[derive(Default)]
+enum State {
+    /// Nothing: it may be there.
+    #[default]
+    Unknown,
+    /// There is a connection to it. It may have said goodbye there.
+    Connected(Arc<Caller>),
+    /// The connection to it ended, and it is redialled.
+    Lost { said_goodbye: bool },
 }
 
 impl Peers {
@@ -76,58 +77,20 @@ impl Peers {
         self: &Arc<Self>,
         process: &str,
     ) -> Result<Arc<Caller>, EngineError> {
-        let peer = self.peer(process);
-        if let Some(caller) = peer.open_caller() {
-            return Ok(caller);
-        }
-        let failures = peer.failures.load(Ordering::Relaxed);
-        let mut failure = peer.dialling.lock().await;
-        if let Some(caller) = peer.open_caller() {
-            return Ok(caller);
-        }
-        // Tasks that waited for an attempt share its outcome: if each tried again, the last would wait for all of them.
-        if peer.failures.load(Ordering::Relaxed) != failures
-            && let Some(error) = &*failure
-        {
-            return Err(error.clone());
-        }
-        let (peers, to, connected) = (Arc::clone(self), process.to_owned(), Arc::clone(&peer));
-        let connect = async move { peers.connect(&to, &connected).await };
-        let connected = self.common.vital.run(connect).await;
-        if let Err(error) = &connected {
-            // Only the log has the address: clients read the error. A process that said goodbye is not worth logging.
-            if peer.is_leaving() {
-                tracing::debug!(process, %error, "a worker that left cannot be reached");
-            } else if self.common.metrics.may_log("cannot_connect") {
-                tracing::warn!(process, %error, "a worker cannot be reached; further failures are not logged for a minute");
-            }
-            peer.failures.fetch_add(1, Ordering::Relaxed);
-            *failure = Some(error.clone());
-            self.forget_stranger(process, &peer);
-        }
-        connected
-    }
-
-    /// Forgets a process that was never reached; a lost one is still redialled.
-    fn forget_stranger(&self, process: &str, peer: &Arc<Peer>) {
-        let mut peers = self.peers.lock();
-        let is_listed = peers.get(process).is_some_and(|it| Arc::ptr_eq(it, peer));
-        if is_listed && !peer.is_down.load(Ordering::Relaxed) {
-            peers.remove(process);
-        }
+        self.peer(process).caller().await
     }
 
     /// An instance was announced: starts to connect to its process, unless connected already.
     pub(super) fn prepare(self: &Arc<Self>, process: &str, instance: InstanceId) {
-        if let Some(caller) = self.peer(process).open_caller() {
+        let peer = self.peer(process);
+        if let Some(caller) = peer.open_caller() {
             caller.announced(instance);
             return;
         }
-        let (peers, process) = (Arc::clone(self), process.to_owned());
         let shutdown = self.common.shutdown.clone();
         let prepare = async move {
-            if let Some(Err(error)) = shutdown.run_until_cancelled(peers.caller(&process)).await {
-                tracing::debug!(process, %error, "cannot connect yet");
+            if let Some(Err(error)) = shutdown.run_until_cancelled(peer.caller()).await {
+                tracing::debug!(process = peer.process, %error, "cannot connect yet");
             }
         };
         let vital = self.common.vital.handle();
@@ -135,33 +98,142 @@ impl Peers {
     }
 
     /// Whether neither the process is known to be gone nor its instance to be leaving.
-    pub(super) fn is_reachable(&self, process: &str, instance: InstanceId) -> bool {
-        let peers = self.peers.lock();
-        peers.get(process).is_none_or(|peer| {
-            !peer.is_down.load(Ordering::Relaxed)
-                && !(peer.caller.lock().as_ref()).is_some_and(|caller| caller.is_leaving(instance))
-        })
-    }
-
-    fn peer(&self, process: &str) -> Arc<Peer> {
-        let mut peers = self.peers.lock();
-        if let Some(peer) = peers.get(process) {
-            return Arc::clone(peer);
-        }
-        let peer = Arc::new(Peer::default());
-        peers.insert(process.to_owned(), Arc::clone(&peer));
-        peer
-    }
-
-    async fn connect(
+    pub(super) fn reachability(
         self: &Arc<Self>,
         process: &str,
-        peer: &Arc<Peer>,
-    ) -> Result<Arc<Caller>, EngineError> {
-        let common = &self.common;
+        instance: InstanceId,
+    ) -> Reachability {
+        let peer = self.peer(process);
+        Reachability::new(Arc::clone(&peer.doubt), move || peer.is_reachable(instance))
+    }
+
+    fn peer(self: &Arc<Self>, process: &str) -> Arc<Peer> {
+        let mut peers = self.peers.lock();
+        if let Some(peer) = peers.get(process).and_then(Weak::upgrade) {
+            return peer;
+        }
+        let peer = Arc::new(Peer {
+            peers: Arc::clone(self),
+            process: process.to_owned(),
+            state: Mutex::default(),
+            doubt: Arc::default(),
+            dialling: tokio::sync::Mutex::default(),
+            failures: AtomicU64::new(0),
+            logged: LogLimit::default(),
+        });
+        peers.insert(process.to_owned(), Arc::downgrade(&peer));
+        peer
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let mut peers = self.peers.peers.lock();
+        // Unless the process is in use again.
+        let is_unused = |peer: &Weak<Self>| peer.strong_count() == 0;
+        if peers.get(&self.process).is_some_and(is_unused) {
+            peers.remove(&self.process);
+        }
+    }
+}
+
+impl Peer {
+    fn open_caller(&self) -> Option<Arc<Caller>> {
+        let state = self.state.lock();
+        match &*state {
+            State::Connected(caller) if caller.is_open() => Some(Arc::clone(caller)),
+            State::Connected(_) | State::Unknown | State::Lost { .. } => None,
+        }
+    }
+
+    /// Whether it said goodbye on its last connection, which may still be open.
+    fn has_said_goodbye(&self) -> bool {
+        let state = self.state.lock();
+        match &*state {
+            State::Unknown => false,
+            State::Connected(caller) => !caller.is_open(),
+            State::Lost { said_goodbye } => *said_goodbye,
+        }
+    }
+
+    /// Whether an instance of the process is reachable. Ends the doubt if all are.
+    fn is_reachable(&self, instance: InstanceId) -> bool {
+        let state = self.state.lock();
+        match &*state {
+            State::Unknown => {
+                // An earlier connection may have raised it.
+                self.doubt.store(false, Ordering::Relaxed);
+                true
+            }
+            State::Connected(caller) => !caller.is_leaving(instance),
+            State::Lost { .. } => false,
+        }
+    }
+
+    /// Changes `state`, the locked state of this process.
+    fn enter(&self, state: &mut State, next: State) {
+        let is_lost = matches!(next, State::Lost { .. });
+        self.doubt.store(is_lost, Ordering::Relaxed);
+        *state = next;
+    }
+
+    /// Changes the state at the end of a connection, unless another has replaced it; returns whether it did.
+    fn leave(&self, ended: &Arc<Caller>, next: State) -> bool {
+        let mut state = self.state.lock();
+        let is_current = matches!(&*state, State::Connected(caller) if Arc::ptr_eq(caller, ended));
+        if is_current {
+            self.enter(&mut state, next);
+        }
+        is_current
+    }
+
+    /// Forgets that the process is lost.
+    fn forget_loss(&self) {
+        let mut state = self.state.lock();
+        if matches!(*state, State::Lost { .. }) {
+            self.enter(&mut state, State::Unknown);
+        }
+    }
+
+    /// The connection to the process; dials when there is none.
+    async fn caller(self: &Arc<Self>) -> Result<Arc<Caller>, EngineError> {
+        if let Some(caller) = self.open_caller() {
+            return Ok(caller);
+        }
+        let failures = self.failures.load(Ordering::Relaxed);
+        let mut failure = self.dialling.lock().await;
+        if let Some(caller) = self.open_caller() {
+            return Ok(caller);
+        }
+        // Tasks that waited for an attempt share its outcome: if each tried again, the last would wait for all of them.
+        if self.failures.load(Ordering::Relaxed) != failures
+            && let Some(error) = &*failure
+        {
+            return Err(error.clone());
+        }
+        let common = &self.peers.common;
+        let peer = Arc::clone(self);
+        let connect = async move { peer.connect().await };
+        let connected = common.vital.run(connect).await;
+        if let Err(error) = &connected {
+            let process = &self.process;
+            // Only the log has the address: clients read the error. A process that said goodbye is not worth logging.
+            if self.has_said_goodbye() {
+                tracing::debug!(process, %error, "a worker that left cannot be reached");
+            } else if common.metrics.may_log("cannot_connect") {
+                tracing::warn!(process, %error, "a worker cannot be reached; further failures are not logged for a minute");
+            }
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            *failure = Some(error.clone());
+        }
+        connected
+    }
+
+    async fn connect(self: &Arc<Self>) -> Result<Arc<Caller>, EngineError> {
+        let common = &self.peers.common;
         let cannot = |problem: String| EngineError::new(ErrorKind::CannotConnect, problem);
         let dial = async {
-            let mut io = common.transport.dial(process).await?;
+            let mut io = common.transport.dial(&self.process).await?;
             let greeted = handshake::greet(&mut io, Role::Caller, &common.config)
                 .await
                 .map_err(|error| cannot(format!("cannot talk to the worker: {error}")))?;
@@ -176,18 +248,17 @@ impl Peers {
             common.config.window_items,
             &common.metrics,
             control,
+            Arc::clone(&self.doubt),
         );
-        *peer.caller.lock() = Some(Arc::clone(&caller));
-        peer.is_down.store(false, Ordering::Relaxed);
+        let connected = State::Connected(Arc::clone(&caller));
+        self.enter(&mut self.state.lock(), connected);
         let connection = Connection {
-            peers: Arc::clone(self),
-            process: process.to_owned(),
-            peer: Arc::clone(peer),
+            peer: Arc::clone(self),
             caller: Arc::clone(&caller),
             made: Instant::now(),
         };
         let run = async move {
-            let common = &connection.peers.common;
+            let common = &connection.peer.peers.common;
             let config = &common.config;
             let sink = Arc::clone(&connection.caller);
             let traffic = Traffic::new(&link, io, greeted.decoder, sink, config);
@@ -203,8 +274,6 @@ impl Peers {
 
 /// A connection of ours, run by its task.
 struct Connection {
-    peers: Arc<Peers>,
-    process: String,
     peer: Arc<Peer>,
     caller: Arc<Caller>,
     made: Instant,
@@ -213,18 +282,23 @@ struct Connection {
 impl Connection {
     async fn ended(self, ended: &Ended) {
         let was_leaving = !self.caller.is_open();
-        let is_current = self.forget(was_leaving);
-        if is_current && *ended != Ended::Shutdown {
-            self.peer.is_down.store(true, Ordering::Relaxed);
-        }
+        let is_shutdown = *ended == Ended::Shutdown;
+        let next = if is_shutdown {
+            State::Unknown
+        } else {
+            State::Lost {
+                said_goodbye: was_leaving,
+            }
+        };
+        let was_current = self.peer.leave(&self.caller, next);
         self.caller.end(ended);
-        if was_leaving || *ended == Ended::Shutdown {
-            tracing::debug!(process = self.process, %ended, "connection ended");
+        if was_leaving || is_shutdown {
+            tracing::debug!(process = self.peer.process, %ended, "connection ended");
         } else {
             self.warn(ended);
         }
-        if is_current && *ended != Ended::Shutdown {
-            let shutdown = self.peers.common.shutdown.clone();
+        if was_current && !is_shutdown {
+            let shutdown = self.peer.peers.common.shutdown.clone();
             shutdown.run_until_cancelled(self.redial()).await;
         }
     }
@@ -232,7 +306,7 @@ impl Connection {
     fn warn(&self, ended: &Ended) {
         if let Some(unlogged) = self.peer.logged.unlogged("ended") {
             tracing::warn!(
-                process = self.process,
+                process = self.peer.process,
                 %ended,
                 unlogged,
                 "a connection ended and its requests move to other instances; further ends are only counted for a minute"
@@ -240,20 +314,7 @@ impl Connection {
         }
     }
 
-    /// Clears the process's connection if it is still this one; returns whether it was.
-    fn forget(&self, was_leaving: bool) -> bool {
-        let mut current = self.peer.caller.lock();
-        let is_current = current
-            .as_ref()
-            .is_some_and(|caller| Arc::ptr_eq(caller, &self.caller));
-        if is_current {
-            self.peer.has_left.store(was_leaving, Ordering::Relaxed);
-            *current = None;
-        }
-        is_current
-    }
-
-    /// Redials the process, and forgets it if it stays unreachable.
+    /// Redials the process, and forgets the loss if it stays unreachable.
     ///
     /// Boxed, since a new connection calls this again.
     fn redial(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -265,15 +326,18 @@ impl Connection {
                 let mut pause = if was_brief { longest } else { shortest };
                 loop {
                     tokio::time::sleep(pause).await;
-                    if self.peers.caller(&self.process).await.is_ok() {
+                    if self.peer.caller().await.is_ok() {
                         return;
                     }
                     pause = (pause * 2).min(longest);
                 }
             };
             if tokio::time::timeout(REDIAL_TIME, attempts).await.is_err() {
-                self.peers.peers.lock().remove(&self.process);
+                self.peer.forget_loss();
             }
         })
     }
 }
+
+#[cfg(test)]
+mod tests;
