@@ -5,9 +5,11 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasher;
 
 use genset_backend_common::kv::BlockHash;
+
+use super::seeded::Seeded;
 
 /// The number of a member.
 pub(super) type Slot = u32;
@@ -15,53 +17,38 @@ pub(super) type Slot = u32;
 /// Parts of the map: a part is so small that nobody waits long while it grows.
 const PARTS: u64 = 1 << 10;
 
-/// A hasher for block hashes, which are hashes already.
-#[derive(Default)]
-struct AsIs(u64);
-
-impl Hasher for AsIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-}
-
-type Part = HashMap<BlockHash, Holders, BuildHasherDefault<AsIs>>;
+type Part = HashMap<BlockHash, Holders, Seeded>;
 
 /// The prompt blocks of running sequences, with the slots that have each.
 #[derive(Debug)]
 pub(super) struct Prompts {
     parts: Vec<Part>,
+    seed: Seeded,
 }
 
 impl Default for Prompts {
     fn default() -> Self {
+        let seed = Seeded::default();
+        let part = |_| Part::with_hasher(seed.clone());
         Self {
-            parts: (0..PARTS).map(|_| Part::default()).collect(),
+            parts: (0..PARTS).map(part).collect(),
+            seed,
         }
     }
 }
 
-fn part_of(block: BlockHash) -> usize {
-    // The lowest and the highest bits choose the place within the part.
-    usize::try_from((block.0 >> 32) % PARTS).unwrap_or_default()
-}
-
 impl Prompts {
+    fn part_of(&self, block: BlockHash) -> usize {
+        // The lowest and the highest bits choose the place within the part.
+        usize::try_from((self.seed.hash_one(block) >> 32) % PARTS).unwrap_or_default()
+    }
+
     /// Counts a sequence of a slot. Returns how many of its prompt blocks are new there.
     pub(super) fn enter(&mut self, slot: Slot, blocks: &[BlockHash]) -> u64 {
         let mut new = 0;
         for block in blocks {
-            match self.parts[part_of(*block)].entry(*block) {
+            let part = self.part_of(*block);
+            match self.parts[part].entry(*block) {
                 Entry::Vacant(entry) => {
                     entry.insert(Holders::One(Held { slot, count: 1 }));
                     new += 1;
@@ -76,7 +63,8 @@ impl Prompts {
     pub(super) fn leave(&mut self, slot: Slot, blocks: &[BlockHash]) -> u64 {
         let mut gone = 0;
         for block in blocks {
-            if let Entry::Occupied(mut entry) = self.parts[part_of(*block)].entry(*block) {
+            let part = self.part_of(*block);
+            if let Entry::Occupied(mut entry) = self.parts[part].entry(*block) {
                 gone += u64::from(entry.get_mut().remove(slot));
                 if entry.get().is_empty() {
                     entry.remove();
@@ -108,7 +96,7 @@ impl Prompts {
 
     /// Returns the slots that have a block.
     fn holders(&self, block: BlockHash) -> &[Held] {
-        let holders = self.parts[part_of(block)].get(&block);
+        let holders = self.parts[self.part_of(block)].get(&block);
         holders.map_or(&[], Holders::all)
     }
 }
@@ -314,6 +302,16 @@ mod tests {
             }
             prop_assert!(prompts.parts.iter().all(|part| part.is_empty()));
         }
+    }
+
+    #[test]
+    fn clients_cannot_choose_the_part_of_their_blocks() {
+        let blocks: Vec<BlockHash> = (0..4096).map(|n| BlockHash(n << 42)).collect();
+        let mut prompts = Prompts::default();
+        prompts.enter(0, &blocks);
+        let largest = prompts.parts.iter().map(|part| part.len()).max();
+        // Parts have 4 on average.
+        assert!(largest < Some(64), "{largest:?}");
     }
 
     #[test]
