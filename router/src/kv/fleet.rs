@@ -185,18 +185,18 @@ impl Fleet {
     /// Returns how many events of an instance are in the index, over all its ranks; `None` while a snapshot is missing.
     pub(super) fn taken(&self, instance: InstanceId) -> Option<u64> {
         let state = self.state.lock();
-        let first = state
-            .members
-            .partition_point(|member| member.place.instance < instance);
-        let members = state.members.iter().skip(first);
-        let mut members = members
-            .take_while(|member| member.place.instance == instance)
-            .peekable();
-        members.peek()?;
-        members.try_fold(0_u64, |sum, member| {
-            member.target?;
-            sum.checked_add(member.last_event)
-        })
+        let members = &state.members;
+        let first = members.partition_point(|member| member.place.instance < instance);
+        let end = members.partition_point(|member| member.place.instance <= instance);
+        let (_, taken) = taken(&members[first..end])?;
+        Some(taken)
+    }
+
+    /// Returns the instances of which no snapshot is missing, in order, and how many events of each are in the index.
+    pub(super) fn all_taken(&self) -> Vec<(InstanceId, u64)> {
+        let state = self.state.lock();
+        let instances = (state.members).chunk_by(|a, b| a.place.instance == b.place.instance);
+        instances.filter_map(taken).collect()
     }
 
     pub(super) fn target_of(&self, place: Place) -> Option<Target> {
@@ -279,6 +279,16 @@ impl Fleet {
             overlap_blocks: standing.overlap_blocks,
         }
     }
+}
+
+/// Returns the instance with these members, and how many of its events are in the index; `None` while a snapshot is missing.
+fn taken(members: &[Member]) -> Option<(InstanceId, u64)> {
+    let instance = members.first()?.place.instance;
+    let taken = members.iter().try_fold(0_u64, |sum, member| {
+        member.target?;
+        sum.checked_add(member.last_event)
+    });
+    Some((instance, taken?))
 }
 
 /// Returns the places that have leading blocks of a prompt, with their numbers; targets without an owner are skipped.
@@ -412,6 +422,38 @@ mod tests {
         };
         assert_eq!(fleet.most_cached(&overlaps, counts), 64);
         assert_eq!(asked.get(), 2);
+    }
+
+    #[test]
+    fn events_are_counted_over_the_ranks_of_an_instance_once_all_have_a_snapshot() {
+        let fleet = Fleet::default();
+        let took = |instance, rank, last_event| {
+            let place = Place {
+                rank,
+                ..place(instance)
+            };
+            fleet.set_target(place, fleet.new_target());
+            fleet.took(place, last_event);
+        };
+        took(4, 0, 7);
+        took(1, 1, 20);
+        took(1, 0, 10);
+        took(2, 0, 5);
+        // Instance 2 has a rank without a snapshot, and instance 3 has none with one.
+        let without = [
+            Place {
+                rank: 1,
+                ..place(2)
+            },
+            place(3),
+        ];
+        for place in without {
+            fleet.state.lock().member(place);
+        }
+        let all = [1, 2, 3, 4].map(|instance| fleet.taken(InstanceId(instance)));
+        assert_eq!(all, [Some(30), None, None, Some(7)]);
+        assert_eq!(fleet.taken(InstanceId(5)), None);
+        assert_eq!(fleet.all_taken(), [(InstanceId(1), 30), (InstanceId(4), 7)]);
     }
 
     #[test]

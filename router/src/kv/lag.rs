@@ -44,12 +44,13 @@ impl Lag {
         }
     }
 
-    /// Compares, at most once an interval, the event counts that instances published with those in the index, from `taken`. The
-    /// instances may be a subset: a request compares its candidates.
+    /// Compares, at most once an interval, the event counts that instances published with those in the index. `taken` returns the
+    /// latter, in order, without instances of which a snapshot is missing. The former may be of a subset of the instances: a
+    /// request compares its candidates.
     pub(super) fn look(
         &self,
         published: impl Iterator<Item = (InstanceId, u64)>,
-        taken: impl Fn(InstanceId) -> Option<u64>,
+        taken: impl FnOnce() -> Vec<(InstanceId, u64)>,
     ) {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -58,6 +59,11 @@ impl Lag {
             return;
         }
         state.looked = Some(now);
+        let all_taken = taken();
+        let taken = |instance: InstanceId| {
+            let found = all_taken.binary_search_by_key(&instance, |(instance, _)| *instance);
+            Some(all_taken.get(found.ok()?)?.1)
+        };
         for (instance, published) in published {
             let known = state.late.remove(&instance);
             // Without a snapshot the index has no entries to distrust.
@@ -129,11 +135,7 @@ mod tests {
         let (late, punctual) = (InstanceId(1), InstanceId(2));
         let look = |published, taken| {
             let told = [(late, published), (punctual, 7), (InstanceId(3), 9)];
-            lag.look(told.into_iter(), |instance| match instance.0 {
-                1 => Some(taken),
-                2 => Some(8),
-                _ => None,
-            });
+            lag.look(told.into_iter(), || vec![(late, taken), (punctual, 8)]);
         };
         let shows = |events: &str, seconds: &str| {
             let text = registry.encode();
@@ -168,7 +170,7 @@ mod tests {
         let metrics = RouterMetrics::register(&registry, RouterMode::Kv);
         let lag = Lag::new(Duration::from_secs(5), metrics.of("m"));
         let (late, other) = (InstanceId(1), InstanceId(2));
-        let taken = |_: InstanceId| Some(4_u64);
+        let taken = || vec![(late, 4), (other, 4)];
         lag.look([(late, 10), (other, 4)].into_iter(), taken);
         for _ in 0..60 {
             tokio::time::advance(Duration::from_millis(100)).await;
@@ -179,9 +181,7 @@ mod tests {
         assert_eq!(lag.distrusted(), [late]);
         // An instance that is gone is not late.
         tokio::time::advance(Duration::from_millis(100)).await;
-        lag.look([(other, 4)].into_iter(), |instance| {
-            (instance == other).then_some(4)
-        });
+        lag.look([(other, 4)].into_iter(), || vec![(other, 4)]);
         assert!(lag.distrusted().is_empty());
         assert!(
             registry

@@ -218,7 +218,7 @@ impl Selecting {
         }
         let published = candidates.iter().map(|it| (it.instance, it.kv_events));
         let lag = &self.indexed.lag;
-        lag.look(published, |instance| self.indexed.fleet.taken(instance));
+        lag.look(published, || self.indexed.fleet.all_taken());
         lag.distrusted()
     }
 
