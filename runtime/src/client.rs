@@ -244,12 +244,19 @@ fn is_full(error: &EngineError) -> bool {
 }
 
 /// Whether to try another instance after one refused the request or was lost.
-fn may_try_another(error: &EngineError, ctx: &RequestContext) -> bool {
+fn may_try_another(error: &EngineError, request: &GenerateRequest, ctx: &RequestContext) -> bool {
     if ctx.has_lost_too_many() {
         tracing::warn!(request_id = ctx.id(), %error, "instance after instance is lost with this request; it goes to no other");
         return false;
     }
-    error.may_go_elsewhere() && !ctx.is_cancelled()
+    error.may_go_elsewhere() && !lacks_blocks(error, request) && !ctx.is_cancelled()
+}
+
+/// Whether the instance could not get the KV blocks that the request names. Blocks are given once, so another instance would fail
+/// too, perhaps only after a wait for room or for a process that is gone.
+fn lacks_blocks(error: &EngineError, request: &GenerateRequest) -> bool {
+    let blocks = request.transfer.as_ref();
+    error.kind() == ErrorKind::StreamIncomplete && blocks.is_some_and(|blocks| !blocks.is_none())
 }
 
 /// How long a request waits for another instance after all known instances were gone or draining. A replacement may be in
@@ -257,8 +264,8 @@ fn may_try_another(error: &EngineError, ctx: &RequestContext) -> bool {
 const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// A client of token-generating instances with the same `generate` as an engine. If an instance is full, gone, draining or has just
-/// lost the adapter, and has yielded no output, the client tries another. It skips instances that look full: they refused a
-/// request a moment ago, or their published load says so. When all look full, it asks those most likely to have room, until 16 of
+/// lost the adapter, and has yielded no output, the client tries another, unless the instance could not get the request's KV
+/// blocks: no other would get them. It skips instances that look full: they refused a request a moment ago, or their published load says so. When all look full, it asks those most likely to have room, until 16 of
 /// them have refused the request. When all are gone or draining, it waits a second for another to appear, or
 /// [not at all](Self::without_wait). It stops trying when the request has lost more instances than its context
 /// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].
@@ -499,7 +506,7 @@ impl GenerateClient {
                         ctx.note_loss();
                         ctx = ctx.with_began(asked);
                     }
-                    if !may_try_another(&error, &ctx) {
+                    if !may_try_another(&error, &request, &ctx) {
                         return Err(error);
                     }
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");

@@ -47,10 +47,11 @@ impl Handing {
     pub(super) async fn run(self, blocks: TransferParams) -> Result<Taken, Untaken> {
         let mut patience = Patience::new(self.parts.wait, &self.ctx);
         let mut left_out = &self.left_out[..];
-        let mut unreadable: Option<EngineError> = None;
+        // The refusal after which the blocks are offered no more.
+        let mut useless: Option<EngineError> = None;
         let mut is_told = false;
         loop {
-            let refusal = match &unreadable {
+            let refusal = match &useless {
                 // The decode pool would refuse again.
                 Some(refusal) => refusal.clone(),
                 None => match self.ask_decode(&blocks, left_out).await {
@@ -82,8 +83,8 @@ impl Handing {
             if !patience.pause(&self.ctx).await {
                 return Err(Untaken::Nobody(self.in_vain(refusal)));
             }
-            if !refusal.may_go_elsewhere() {
-                unreadable = Some(refusal);
+            if are_useless(&refusal) {
+                useless = Some(refusal);
             }
             // An instance that lost the request may be back, or was only disconnected.
             left_out = if left_out.is_empty() {
@@ -132,4 +133,9 @@ impl Handing {
 /// Returns whether a refusal is not about the request itself.
 fn is_about_transfer(error: &EngineError) -> bool {
     error.may_go_elsewhere() || error.at() == Some(&RequestField::Transfer.into())
+}
+
+/// Returns whether no decode instance can use the blocks: it cannot read them, or they are lost.
+fn are_useless(refusal: &EngineError) -> bool {
+    !refusal.may_go_elsewhere() || refusal.kind() == ErrorKind::StreamIncomplete
 }

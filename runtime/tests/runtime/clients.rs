@@ -9,6 +9,7 @@ use genset_backend_common::worker::RequestLimits;
 use genset_backend_common::{
     CancelReason, EngineConfig, EngineError, ErrorKind, Finish, GenerateRequest, ModelCard, Output,
     RequestContext, RequestField, async_trait,
+    transfer::{KvTransfers, TransferParams},
 };
 use genset_runtime::discovery::{Discovery, Lease};
 use genset_runtime::plane::{Handler, ResponseStream};
@@ -146,6 +147,27 @@ async fn what_one_instance_refuses_for_now_is_tried_on_another() {
             assert_eq!(outcome.unwrap_err().kind(), kind);
             assert_eq!(answers.calls(), 0, "{kind}");
         }
+    }
+}
+
+/// Blocks are given once, so no other instance would get them.
+#[tokio::test]
+async fn blocks_that_one_instance_could_not_get_are_offered_to_no_other() {
+    let blocks = || KvTransfers::new(7).params("blocks".into());
+    for (kind, transfer, is_tried) in [
+        (ErrorKind::StreamIncomplete, blocks(), false),
+        (ErrorKind::StreamIncomplete, TransferParams::none(), true),
+        (ErrorKind::Overloaded, blocks(), true),
+    ] {
+        let (runtime, _) = runtime();
+        let (refuses, answers) = (refusing(kind), finishing());
+        let (client, _servings) = client_of(&runtime, [&refuses, &answers]).await;
+        let mut request = request(1);
+        request.transfer = Some(transfer);
+        let outcome = soon(client.generate(request, ctx())).await;
+        assert_eq!(outcome.is_ok(), is_tried, "{kind}");
+        let calls = (refuses.calls(), answers.calls());
+        assert_eq!(calls, (1, usize::from(is_tried)), "{kind}");
     }
 }
 

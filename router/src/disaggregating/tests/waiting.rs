@@ -119,14 +119,28 @@ async fn the_wait_for_a_decode_instance_ends_with_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn blocks_that_nobody_can_read_are_offered_once() {
+async fn blocks_that_nobody_can_read_or_get_are_offered_once() {
+    let lost = Does::Refuses(ErrorKind::StreamIncomplete);
+    for useless in [Does::RefusesBlocks, lost] {
+        let prefill = Fake::new(0, [Does::Prefills]);
+        let decode = Fake::new(10, [useless, REFUSES, REFUSES, Does::Answers]);
+        let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+        assert_eq!(stack.ask().await.tokens, expected(12));
+        let offered = decode.asked().into_iter().map(|request| request.transfer);
+        let offered = offered.filter(|transfer| transfer.as_ref().is_some_and(|it| !it.is_none()));
+        assert_eq!((offered.count(), prefill.count()), (1, 1), "{useless:?}");
+    }
+}
+
+/// Clients are told that no instance had room, and when to try again.
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_blocks_are_lost_ends_as_one_that_nobody_took() {
     let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::RefusesBlocks, REFUSES, REFUSES, Does::Answers]);
+    let decode = Fake::new(10, [Does::Refuses(ErrorKind::StreamIncomplete)]);
     let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
-    assert_eq!(stack.ask().await.tokens, expected(12));
-    let offered = decode.asked().into_iter().map(|request| request.transfer);
-    let offered = offered.filter(|transfer| transfer.as_ref().is_some_and(|it| !it.is_none()));
-    assert_eq!((offered.count(), prefill.count()), (1, 1));
+    let error = stack.ask().await.end.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.details().retry_after.is_some());
 }
 
 #[tokio::test(start_paused = true)]
