@@ -226,7 +226,8 @@ impl Running {
             Some(name) => Some(self.adapters()?.get(name)?),
             None => None,
         };
-        let source = transfers.source_of(&request)?;
+        let digest = adapter.as_ref().map(|adapter| adapter.weights().digest());
+        let source = transfers.source_of(&request, digest)?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
         let prompt_len = request.tokens()?.len();
         if prompt_len > *capacity_tokens {
@@ -246,6 +247,7 @@ impl Running {
                 transfers: transfers.clone(),
                 request_id: ctx.id().to_owned(),
                 prompt_tokens: prompt_len,
+                adapter: digest,
             })
         });
         let (outlet, outputs) = mailbox(ctx.with_prompt_tokens(prompt_tokens), self.nudge());

@@ -9,13 +9,16 @@ use futures_util::StreamExt;
 use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
-    CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding, LLMEngine,
-    Output, RequestContext, Role, StartContext, TokenId, async_trait,
+    CancelReason, DrainContext, EngineControls, EngineError, ErrorKind, GenerateRequest,
+    GuidedDecoding, LLMEngine, Output, RequestContext, Role, StartContext, TokenId, async_trait,
+    controls::Adapter,
     handles::{Load, LoadPublisher},
     transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };
+use genset_devtools::synthetic::make_adapter;
 use genset_devtools::tiny_chat;
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
+use tempfile::TempDir;
 use tokio::sync::Notify;
 
 fn args() -> CandleArgs {
@@ -195,6 +198,54 @@ async fn another_layout_is_refused_by_what_differs() {
     whole.transfer = Some(TransferParams::none());
     assert_eq!(decode.answer(whole, "r").await.unwrap().tokens.len(), 24);
     prefill.engine.abort(&RequestContext::new("r")).await;
+    prefill.until_free().await;
+}
+
+/// An adapter for the model, under the same name for every seed.
+fn adapter(folder: &TempDir, seed: u64) -> Adapter {
+    let modules = [
+        ("self_attn.q_proj", [256, 256]),
+        ("self_attn.v_proj", [256, 128]),
+        ("mlp.down_proj", [512, 256]),
+    ];
+    let path = folder.path().join(seed.to_string());
+    make_adapter(&path, &modules, 4, 8, seed).unwrap();
+    Adapter {
+        name: "a".into(),
+        source: path.to_str().unwrap().into(),
+    }
+}
+
+/// Operators exchange the adapter of a name on one worker after another.
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_of_another_adapter_of_that_name_are_refused() {
+    let carrier = LocalKvCarrier::default();
+    let prefill = Live::start(Role::Prefill, 1, &carrier, args()).await;
+    let decode = Live::start(Role::Decode, 2, &carrier, args()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let new = adapter(&folder, 2);
+    prefill
+        .engine
+        .load_adapter(adapter(&folder, 1))
+        .await
+        .unwrap();
+    decode.engine.load_adapter(new.clone()).await.unwrap();
+    let legs = async |id: &str| {
+        let mut asked = request(40);
+        asked.adapter = Some("a".into());
+        let (first, transfer) = prefill.prefill(&asked, id).await;
+        asked.transfer = Some(transfer);
+        (first, decode.answer(asked, id).await)
+    };
+    let (_, answer) = legs("old").await;
+    let error = answer.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert_eq!(error.at().map(|at| at.name()), Some("transfer"));
+    prefill.engine.unload_adapter("a").await.unwrap();
+    prefill.engine.load_adapter(new).await.unwrap();
+    let (first, answer) = legs("new").await;
+    assert_eq!(first.tokens, answer.unwrap().tokens[..1]);
+    prefill.engine.abort(&RequestContext::new("old")).await;
     prefill.until_free().await;
 }
 

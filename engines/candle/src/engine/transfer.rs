@@ -54,6 +54,9 @@ struct Blocks {
     /// Blocks that the fetching instance has already.
     #[serde(default)]
     cached_blocks: usize,
+    /// The digest of the adapter's weights, in hex digits; `None` without an adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adapter: Option<String>,
 }
 
 impl Blocks {
@@ -71,6 +74,10 @@ fn bytes_of(layout: &KvLayout, prompt_tokens: usize, cached_blocks: usize) -> Ra
     let block = layout.block_bytes();
     let end = prompt_tokens.saturating_sub(1).div_ceil(layout.block_size);
     cached_blocks.min(end) * block..end * block
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:016x}")
 }
 
 fn bad(problem: impl std::fmt::Display) -> EngineError {
@@ -134,13 +141,15 @@ impl Transfers {
         self.holds.clear();
     }
 
-    /// The source of a decode request's blocks; `None` if the instance computes the prompt itself.
+    /// The source of a decode request's blocks; `None` if the instance computes the prompt itself. `adapter` is the digest of its
+    /// adapter's weights.
     ///
     /// # Errors
-    /// `InvalidArgument` if the request has no transfer parameters, or the blocks are of another layout or prompt.
+    /// `InvalidArgument` if the request has no transfer parameters, or the blocks are of another layout, prompt or adapter.
     pub(crate) fn source_of(
         &self,
         request: &GenerateRequest,
+        adapter: Option<u64>,
     ) -> Result<Option<TransferParams>, EngineError> {
         let Some(transfer) = request.blocks_to_fetch(self.role)? else {
             return Ok(None);
@@ -157,6 +166,10 @@ impl Transfers {
         if blocks.prompt_tokens != request.tokens()?.len() {
             return Err(bad("the blocks are those of another prompt"));
         }
+        // Under one name, instances may have different adapters while operators exchange them.
+        if blocks.adapter != adapter.map(hex) {
+            return Err(bad("the blocks are those of another adapter"));
+        }
         Ok(Some(transfer.clone()))
     }
 
@@ -169,10 +182,11 @@ impl Transfers {
         };
         let hold = self.holds.hold(&leg.request_id, held);
         let blocks = Blocks {
-            hold: format!("{hold:016x}"),
+            hold: hex(hold),
             prompt_tokens: leg.prompt_tokens,
             layout,
             cached_blocks: 0,
+            adapter: leg.adapter.map(hex),
         };
         let data = serde_json::to_value(blocks).ok()?;
         Some(self.door.params(data))
@@ -276,6 +290,8 @@ pub(crate) struct PrefillLeg {
     pub(crate) transfers: Transfers,
     pub(crate) request_id: String,
     pub(crate) prompt_tokens: usize,
+    /// The digest of the adapter's weights; `None` without an adapter.
+    pub(crate) adapter: Option<u64>,
 }
 
 /// Sends held blocks.

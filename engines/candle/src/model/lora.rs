@@ -108,6 +108,7 @@ pub struct AdapterWeights {
     layers: Vec<Vec<Addition>>,
     memory: WeightMemory,
     bytes: u64,
+    digest: u64,
 }
 
 impl AdapterWeights {
@@ -118,7 +119,15 @@ impl AdapterWeights {
             layers: std::iter::repeat_with(Vec::new).take(num_layers).collect(),
             memory: WeightMemory::default(),
             bytes: 0,
+            digest: 0,
         }
+    }
+
+    /// Sets the [digest](Self::digest).
+    #[must_use]
+    pub fn with_digest(mut self, digest: u64) -> Self {
+        self.digest = digest;
+        self
     }
 
     /// Adds to a module of layer `layer`: `a` is `[rank, in_features]`, and `b`, which includes the scale, is
@@ -168,6 +177,12 @@ impl AdapterWeights {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// A number that identifies the weights: the same for the same files, on every machine. 0 if it was not set.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        self.digest
     }
 
     /// Whether it adds nothing.

@@ -30,10 +30,11 @@ async fn sending(commands: &mpsc::Sender<Command>, ahead: usize) -> KvBytes {
         prompt_tokens,
     };
     let blocks = Blocks {
-        hold: format!("{:016x}", holds.hold("r", held)),
+        hold: hex(holds.hold("r", held)),
         prompt_tokens,
         layout: layout.clone(),
         cached_blocks: 0,
+        adapter: None,
     };
     let source = Source {
         holds,
@@ -44,6 +45,40 @@ async fn sending(commands: &mpsc::Sender<Command>, ahead: usize) -> KvBytes {
     let data = serde_json::to_value(blocks).unwrap();
     let ctx = RequestContext::new("r");
     source.fetch(data, ctx).await.unwrap()
+}
+
+#[test]
+fn blocks_of_another_adapter_are_refused() {
+    let [prefill, decode] = [Role::Prefill, Role::Decode].map(|role| {
+        let lease = Duration::from_secs(60);
+        Transfers::try_new(role, KvTransfers::new(1), lease, Some(layout())).unwrap()
+    });
+    for (computed_with, loaded, is_taken) in [
+        (None, None, true),
+        (Some(1), Some(1), true),
+        (Some(1), Some(2), false),
+        (Some(1), None, false),
+        (None, Some(1), false),
+    ] {
+        let leg = PrefillLeg {
+            transfers: prefill.clone(),
+            request_id: "r".into(),
+            prompt_tokens: 3,
+            adapter: computed_with,
+        };
+        let mut request = GenerateRequest::from_tokens("m", vec![1, 2, 3]);
+        let sequence = FreedSequences::new(|| {}).holding(SequenceId(1));
+        request.transfer = prefill.hold(&leg, sequence);
+        let at = match decode.source_of(&request, loaded) {
+            Ok(source) => {
+                assert_eq!(source, request.transfer);
+                None
+            }
+            Err(error) => error.at().map(|at| at.name().to_owned()),
+        };
+        let expected = (!is_taken).then_some("transfer");
+        assert_eq!(at.as_deref(), expected, "{computed_with:?} {loaded:?}");
+    }
 }
 
 /// The pieces requested since the last call: their offsets and reply senders.

@@ -82,6 +82,21 @@ fn an_adapter_takes_what_its_matrices_do() {
 }
 
 #[test]
+fn adapters_of_other_numbers_or_another_scale_are_told_apart() {
+    let digest = |folder: TempDir| read(folder.path()).unwrap().digest();
+    let other = tempfile::tempdir().unwrap();
+    make_adapter(other.path(), &reader().config, &USUAL_MODULES, 4, 2);
+    let digests = [
+        digest(adapter()),
+        digest(with_field("lora_alpha", json!(3))),
+        digest(other),
+    ];
+    assert_eq!(digest(adapter()), digests[0]);
+    assert_eq!(digest(with_field("task_type", json!("other"))), digests[0]);
+    assert!(digests[0] != digests[1] && digests[1] != digests[2] && digests[0] != digests[2]);
+}
+
+#[test]
 fn what_is_not_computed_is_refused_by_its_field() {
     let cases = [
         ("peft_type", json!("IA3")),
