@@ -1,8 +1,20 @@
 //! Estimates a request's memory after decoding from its MessagePack alone, for [`Callee`](super::callee::Callee), which must
 //! know it before decoding. A nil is one byte on the wire, but in a list of JSON values as large as any of them.
 
-/// Decoded size of a value in bytes: a JSON value, with the spare capacity of its list or map.
-const VALUE_BYTES: usize = 80;
+use serde_json::Value;
+
+/// Decoded size of a value in bytes: a JSON value in a list that has just doubled its capacity.
+const VALUE_BYTES: usize = 2 * size_of::<Value>();
+
+/// The same of a list with any value, besides its values: it begins with room for four.
+const LIST_BYTES: usize = 4 * size_of::<Value>();
+
+/// The same of a map with any entry, besides its entries: a tree begins with a node of eleven, an ordered map with room for three
+/// and a table of their hashes.
+const MAP_BYTES: usize = 656;
+
+/// The same of a text, besides its bytes: the smallest allocation.
+const TEXT_BYTES: usize = 32;
 
 /// Decoded size of a token id in bytes, with the spare capacity of its list.
 const TOKEN_ID_BYTES: usize = 8;
@@ -87,14 +99,15 @@ impl<'a> Scan<'a> {
             let bytes = match self.token()? {
                 Token::Integer => integer_bytes,
                 Token::Plain => VALUE_BYTES,
-                Token::Text(text) => VALUE_BYTES + text.len(),
+                Token::Text(text) => VALUE_BYTES + TEXT_BYTES + text.len(),
+                Token::List(0) | Token::Map(0) => VALUE_BYTES,
                 Token::List(values) => {
                     left = left.saturating_add(values);
-                    VALUE_BYTES
+                    VALUE_BYTES + LIST_BYTES
                 }
                 Token::Map(entries) => {
                     left = left.saturating_add(entries.saturating_mul(2));
-                    VALUE_BYTES
+                    VALUE_BYTES + MAP_BYTES
                 }
             };
             self.add(bytes);
@@ -175,7 +188,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use genset_backend_common::GenerateRequest;
-    use genset_wire::encode_payload;
+    use genset_wire::{decode_payload, encode_payload};
     use serde::Serialize;
     use serde_json::json;
 
@@ -187,7 +200,7 @@ mod tests {
 
     /// Whether `bytes` is within the cost of `many` token ids and a request's other fields.
     fn is_cheap(bytes: usize, many: usize) -> bool {
-        bytes < many * TOKEN_ID_BYTES + 10_000
+        bytes < many * TOKEN_ID_BYTES + 30_000
     }
 
     #[test]
@@ -219,6 +232,48 @@ mod tests {
             json!([ids]),
         ] {
             assert!(cost(&dear) > 1000 * VALUE_BYTES, "{dear}");
+        }
+    }
+
+    /// The memory of a decoded value, without what its allocations need besides their bytes.
+    fn memory(value: &Value) -> usize {
+        let inside = match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => text.capacity(),
+            Value::Array(values) => {
+                let spare = values.capacity() - values.len();
+                spare * size_of::<Value>() + values.iter().map(memory).sum::<usize>()
+            }
+            Value::Object(entries) => {
+                // The first entry brings room for at least three.
+                let spare = match entries.len() {
+                    0 => 0,
+                    more => 3_usize.saturating_sub(more),
+                };
+                let entry = |(name, value): (&String, &Value)| {
+                    size_of::<String>() + name.capacity() + memory(value)
+                };
+                spare * (size_of::<String>() + size_of::<Value>())
+                    + entries.iter().map(entry).sum::<usize>()
+            }
+        };
+        size_of::<Value>() + inside
+    }
+
+    #[test]
+    fn values_cost_at_least_what_they_take_with_the_spare_room_around_them() {
+        for (name, sent) in [
+            ("a list that has just grown", json!(vec![(); 1025])),
+            ("short texts", json!(vec!["a"; 1025])),
+            ("lists of one value", json!(vec![json!([null]); 1000])),
+            ("maps of one entry", json!(vec![json!({"": null}); 1000])),
+            ("empty lists and maps", json!(vec![json!([[], {}]); 1000])),
+        ] {
+            let payload = encode_payload(&sent).unwrap();
+            let decoded: Value = decode_payload(&payload).unwrap();
+            let (cost, taken) = (decoded_bytes(&payload), memory(&decoded));
+            assert!(cost >= taken, "{name}: {cost} of {taken}");
+            assert!(cost < 5 * taken, "{name}: {cost} of {taken}");
         }
     }
 
@@ -288,7 +343,7 @@ mod tests {
     #[test]
     fn what_is_announced_and_not_there_costs_nothing() {
         let announced = [0xdd, 0xff, 0xff, 0xff, 0xff, 0xc0];
-        assert_eq!(decoded_bytes(&announced), 2 * VALUE_BYTES);
+        assert_eq!(decoded_bytes(&announced), 2 * VALUE_BYTES + LIST_BYTES);
         assert_eq!(decoded_bytes(&[]), 0);
         assert_eq!(decoded_bytes(&[0xc1]), 0);
     }
