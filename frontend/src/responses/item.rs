@@ -183,8 +183,9 @@ impl Item {
 
 /// Adds texts and the media between them, in order.
 fn show(parts: &[String], shown: &[Shown], turns: &mut Turns) {
+    let mut media = shown.iter().peekable();
     for place in 0..=parts.len() {
-        for medium in shown.iter().filter(|medium| medium.after == place) {
+        while let Some(medium) = media.next_if(|medium| medium.after == place) {
             turns.show(medium.in_chat(), medium.at.clone());
         }
         if let Some(text) = parts.get(place) {
@@ -193,5 +194,73 @@ fn show(parts: &[String], shown: &[Shown], turns: &mut Turns) {
                 _ => turns.user().push_str(text),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+
+    fn message(texts: usize, media: usize, after: impl Fn(usize) -> usize) -> Item {
+        let shown = |index| Shown {
+            after: after(index),
+            at: format!("input[0].content[{index}]"),
+            part: json!({"type": "input_image", "image_url": "https://a.example/", "detail": "auto"}),
+        };
+        Item::Message {
+            id: "msg_1".into(),
+            speaker: Speaker::User,
+            parts: vec!["a".into(); texts],
+            shown: (0..media).map(shown).collect(),
+        }
+    }
+
+    fn messages(item: &Item) -> Vec<Value> {
+        let mut turns = Turns::default();
+        item.add_to(&mut turns);
+        turns.into_messages().0
+    }
+
+    #[test]
+    fn media_stay_between_the_texts_around_them() {
+        let kinds = |item: &Item| -> Vec<Value> {
+            let messages = messages(item);
+            let parts = messages[0]["content"].as_array().unwrap();
+            parts.iter().map(|part| part["type"].clone()).collect()
+        };
+        let (text, image) = ("text", "image_url");
+        for (after, expected) in [
+            ([0, 0], [image, image, text].as_slice()),
+            ([0, 1], [image, text, image, text].as_slice()),
+            ([1, 2], [text, image, text, image].as_slice()),
+            ([2, 2], [text, image, image].as_slice()),
+        ] {
+            let item = message(2, 2, |index| after[index]);
+            assert_eq!(kinds(&item), expected, "{after:?}");
+        }
+    }
+
+    /// CPU time of this thread, so that a loaded machine changes nothing.
+    fn thread_time() -> Duration {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::new(
+            time.tv_sec.try_into().unwrap(),
+            time.tv_nsec.try_into().unwrap(),
+        )
+    }
+
+    /// Comparing each text with each medium takes ten times the bound.
+    #[test]
+    fn many_texts_with_many_media_take_no_time_for_each_pair() {
+        const MANY: usize = 40_000;
+        let item = message(MANY, MANY, |_| MANY);
+        let begun = thread_time();
+        assert_eq!(messages(&item).len(), 1);
+        let taken = thread_time() - begun;
+        assert!(taken < Duration::from_secs(3), "{taken:?}");
     }
 }
