@@ -242,6 +242,7 @@ fn read_logprobs(
     repeated: &mut Repeated,
 ) -> Result<(), ApiError> {
     let [logprobs, _] = INCLUDES;
+    let mut has_ignored = false;
     for (index, include) in fields
         .list("include")?
         .unwrap_or_default()
@@ -250,8 +251,11 @@ fn read_logprobs(
     {
         match include.as_str() {
             Some(include) if include == logprobs => repeated.has_logprobs = true,
+            // Named once: a body has room for half a million of them, a header has not.
             Some(include) if INCLUDES.contains(&include) => {
-                fields.ignore(&format!("include[{index}]"));
+                if !std::mem::replace(&mut has_ignored, true) {
+                    fields.ignore(&format!("include[{index}]"));
+                }
             }
             Some(other) => {
                 let why = format!("{other:?} is not available");

@@ -173,7 +173,7 @@ fn hints() -> [(&'static str, Value, &'static str); 4] {
             json!({
                 "model": MODEL, "input": "Hi", "service_tier": "flex", "text": {"verbosity": "low"},
                 "safety_identifier": "s", "reasoning": {"effort": "low", "summary": "auto"},
-                "include": ["reasoning.encrypted_content"],
+                "include": vec!["reasoning.encrypted_content"; 1000],
             }),
             "include[0], text.verbosity, reasoning.summary, safety_identifier, service_tier, reasoning.effort",
         ),
