@@ -44,6 +44,7 @@ pub(crate) use response::{explanation_json, finish_reason, json_text, put_json};
 pub use score::{ScoreRequest, scores_json};
 pub(crate) use short_texts::{check_options, is_short, short_texts};
 pub use text_pairs::{TextList, TextPairs};
+pub(crate) use tokenize::detokenize_json;
 pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest, tokenize_json};
 pub(crate) use tools::arguments_as_text;
 pub use tools::{ToolChoice, ToolOptions};

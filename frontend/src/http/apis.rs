@@ -13,11 +13,11 @@ use genset_backend_common::{
     EngineError, RequestContext, card::EndpointType, context::TraceContext,
 };
 use http::{HeaderMap, StatusCode};
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::access::Caller;
 use super::asked_model::find_model;
+use super::completions::WRITTEN_BYTES;
 use super::handlers::App;
 use super::held::held;
 use super::messages::anthropic_error;
@@ -31,7 +31,7 @@ use crate::json::JsonBody;
 use crate::model::ServedModel;
 use crate::openai::{
     CommonParams, DetokenizeRequest, EmbeddingRequest, ParamLimits, TokenizeInput, TokenizeRequest,
-    embeddings_json, tokenize_json,
+    detokenize_json, embeddings_json, tokenize_json,
 };
 use crate::pipeline::{self, Answers, EmbedJob, Job, REASONING_EFFORT};
 
@@ -404,5 +404,9 @@ pub(super) async fn detokenize(call: &mut Call) -> Result<Reply, ApiError> {
     let text = |room| pipeline::detokenize(model, request.tokens, room);
     let prompt = call.guard.prepare(&ctx, text).await?;
     call.guard.account().charge_counted(count);
-    Ok(Reply::Json(json!({"prompt": prompt}).to_string()))
+    let bytes = prompt.len();
+    // A growing string may reserve as much again.
+    call.guard.memory().grow(bytes.saturating_mul(2))?;
+    let write = move || Ok(detokenize_json(&prompt));
+    call.reply(bytes / WRITTEN_BYTES, write).await
 }

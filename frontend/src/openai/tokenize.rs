@@ -127,6 +127,16 @@ pub fn tokenize_json(
     json_text(&body)
 }
 
+/// The body of a `/detokenize` response.
+pub(crate) fn detokenize_json(prompt: &str) -> String {
+    json_text(&Detokenized { prompt })
+}
+
+#[derive(Serialize)]
+struct Detokenized<'a> {
+    prompt: &'a str,
+}
+
 /// Serialized directly: as JSON values it would take many times the memory.
 #[derive(Serialize)]
 struct Tokens<'a> {

@@ -275,6 +275,22 @@ async fn no_request_keeps_an_async_thread() {
     assert!(kept.is_empty(), "longer than {BOUND:?}: {kept:?}");
 }
 
+/// A token has five bytes in this request, and fourteen in the answer.
+#[tokio::test]
+async fn the_text_of_many_tokens_keeps_no_async_thread() {
+    let engine = engine();
+    engine.widen();
+    let alone = Alone::start(engine).await;
+    let token = encode(" probabilities")[0];
+    let tokens = |count| json!({"model": "tiny", "tokens": vec![token; count]});
+    // The first request makes what is made once.
+    alone.worst_turn("/detokenize", &tokens(1)).await;
+    let (status, worst) = alone.worst_turn("/detokenize", &tokens(600_000)).await;
+    alone.end();
+    assert_eq!(status, 200);
+    assert!(worst <= BOUND, "{worst:?}");
+}
+
 /// With one thread for long work: the first prompt is tokenized, the others wait for it, and all clients leave.
 #[tokio::test]
 async fn prompts_of_clients_that_left_are_not_tokenized() {
