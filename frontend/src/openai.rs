@@ -32,6 +32,7 @@ pub use completions::{CompletionRequest, Prompt};
 pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};
 pub use fields::Fields;
 pub use guided::GuidedOptions;
+pub(crate) use guided::guided_bytes;
 pub use hints::Hints;
 pub(crate) use logprobs::chat_token;
 pub use logprobs::{LogprobOptions, logprobs_json};

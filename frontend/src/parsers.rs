@@ -171,6 +171,11 @@ impl Splitting {
         }
     }
 
+    /// The approximate memory of the tools' schemas.
+    pub(crate) fn schema_bytes(&self) -> usize {
+        self.tools.bytes()
+    }
+
     /// Passes in the prompt, whose end may begin the model's reasoning.
     pub(crate) fn see_prompt(&mut self, prompt: &str) {
         let from = prompt.len().saturating_sub(PROMPT_END_BYTES);

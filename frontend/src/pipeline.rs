@@ -54,6 +54,8 @@ pub struct Job {
     /// How the answers are split; `None` if all of their text is content.
     splitting: Option<Splitting>,
     guided: Option<Shared<GuidedDecoding>>,
+    /// The approximate memory of `guided` and of the schemas in `splitting`.
+    schema_bytes: usize,
     /// Whether `guided` constrains only the content of an answer that may call tools instead.
     may_call_instead: bool,
     /// The client's field that asks for `guided`.
@@ -101,7 +103,8 @@ impl Prepared for Job {
         let running = answers.min(self.model.max_running_choices.get());
         let inputs: usize = self.inputs.iter().map(input_bytes).sum();
         let echoes: usize = self.echoes.iter().map(|echo| echo.len()).sum();
-        inputs + echoes + running * ANSWER_BYTES + answers * ENDED_ANSWER_BYTES
+        let answers = running * ANSWER_BYTES + answers * ENDED_ANSWER_BYTES;
+        inputs + echoes + self.schema_bytes + answers
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use crate::error::ApiError;
-use crate::json::Meter;
+use crate::json::{Meter, value_bytes};
 
 /// A constraint on the answer, and the field that asks for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,9 +16,19 @@ pub struct GuidedOptions {
     pub decoding: GuidedDecoding,
     /// The field, with its path.
     pub field: String,
+    /// The approximate memory of the constraint.
+    pub(crate) bytes: usize,
 }
 
 impl GuidedOptions {
+    fn new(decoding: GuidedDecoding, field: String) -> Self {
+        Self {
+            bytes: guided_bytes(&decoding),
+            decoding,
+            field,
+        }
+    }
+
     /// Parses the `response_format` of a chat; `None` for plain text.
     pub(super) fn read_response_format(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let Some(mut format) = fields.object("response_format")? else {
@@ -35,10 +45,7 @@ impl GuidedOptions {
             }
         };
         format.finish(&[])?;
-        Ok(decoding.map(|decoding| Self {
-            decoding,
-            field: "response_format".into(),
-        }))
+        Ok(decoding.map(|decoding| Self::new(decoding, "response_format".into())))
     }
 
     /// Parses the `guided_*` fields of a request or of an extension object in it.
@@ -48,7 +55,7 @@ impl GuidedOptions {
             if let Some(value) = fields.take(name)? {
                 let field = fields.full_name(name);
                 let decoding = read(&field, value, fields.meter())?;
-                join(&mut found, Some(Self { decoding, field }))?;
+                join(&mut found, Some(Self::new(decoding, field)))?;
             }
         }
         Ok(found)
@@ -69,6 +76,19 @@ impl GuidedOptions {
         }
         let why = "this model's engine does not support this kind of guided decoding; leave the field out";
         Err(ApiError::unsupported(self.field, why))
+    }
+}
+
+/// The approximate memory of a constraint.
+pub(crate) fn guided_bytes(decoding: &GuidedDecoding) -> usize {
+    match decoding {
+        GuidedDecoding::JsonObject => 0,
+        GuidedDecoding::JsonSchema(schema) => value_bytes(schema),
+        GuidedDecoding::Regex(text) | GuidedDecoding::Grammar(text) => text.len(),
+        GuidedDecoding::Choice(texts) => {
+            let bytes = |text: &String| size_of::<String>() + text.len();
+            texts.iter().map(bytes).sum()
+        }
     }
 }
 

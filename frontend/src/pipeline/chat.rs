@@ -11,7 +11,9 @@ use super::encode::Plain;
 use super::{Job, Room, bind, bytes_to_work_on, refuse_token_options};
 use crate::error::ApiError;
 use crate::model::{ServedModel, TextFiles};
-use crate::openai::{ChatMedium, ChatRequest, Hints, ToolChoice, ToolOptions, arguments_as_text};
+use crate::openai::{
+    ChatMedium, ChatRequest, Hints, ToolChoice, ToolOptions, arguments_as_text, guided_bytes,
+};
 use crate::parsers::Splitting;
 use crate::text::{TemplateError, TemplateInput};
 use crate::work::{Owner, SHORT_WORK_BYTES, brief};
@@ -57,6 +59,7 @@ impl Job {
             mut template_args,
             reasoning_effort,
         } = request;
+        let bound_bytes = params.guided.as_ref().map_or(0, |guided| guided.bytes);
         let bound = bind(&model, &mut params)?;
         // Only the engine knows where media go in a prompt, and how many tokens they take.
         let text = model.text.as_deref().filter(|_| media.is_empty());
@@ -98,9 +101,13 @@ impl Job {
         };
         let made = model.work.run(bytes, room.deadline, work).await?;
         // An answer that must call tools has no content to constrain.
-        let (may_call_instead, bound) = match made.guided {
-            Some(guided) => (false, Some((guided, "tools".into()))),
-            None => (bound.is_some() && made.splitting.is_some(), bound),
+        let (may_call_instead, bound, bound_bytes) = match made.guided {
+            Some(guided) => (false, Some((guided, "tools".into())), 0),
+            None => (
+                bound.is_some() && made.splitting.is_some(),
+                bound,
+                bound_bytes,
+            ),
         };
         let (guided, bound_by) = bound.unzip();
         Ok(Self {
@@ -109,6 +116,7 @@ impl Job {
             params,
             splitting: made.splitting,
             guided: guided.map(Into::into),
+            schema_bytes: made.schema_bytes + bound_bytes,
             may_call_instead,
             bound_by,
             continues_prompts: false,
@@ -135,6 +143,8 @@ struct Made {
     splitting: Option<Splitting>,
     /// The constraint that the tools put on the answer.
     guided: Option<GuidedDecoding>,
+    /// The approximate memory of both.
+    schema_bytes: usize,
 }
 
 impl Chat {
@@ -163,6 +173,8 @@ impl Chat {
         owner: &Owner,
     ) -> Result<Made, ApiError> {
         let (mut splitting, guided) = Splitting::plan(&model.card, model.parsers, &self.tools)?;
+        let schema_bytes = splitting.as_ref().map_or(0, Splitting::schema_bytes)
+            + guided.as_ref().map_or(0, guided_bytes);
         match (bound_by, &self.tools.choice) {
             (None, _) | (Some(_), ToolChoice::Required | ToolChoice::Named(_)) => {}
             // An answer that is constrained from its first token has no markup to look for.
@@ -185,6 +197,7 @@ impl Chat {
                 input: Input::Chat(ChatInput { messages, tools }.into()),
                 splitting,
                 guided,
+                schema_bytes,
             });
         };
         let prompt = match quick {
@@ -206,6 +219,7 @@ impl Chat {
             input: Input::Tokens(tokens?.into()),
             splitting,
             guided,
+            schema_bytes,
         })
     }
 

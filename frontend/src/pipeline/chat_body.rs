@@ -39,6 +39,7 @@ impl Job {
             inputs: vec![Input::Text(body.into())],
             splitting: Some(splitting),
             guided: None,
+            schema_bytes: 0,
             may_call_instead: false,
             bound_by: None,
             continues_prompts: false,

@@ -34,6 +34,7 @@ impl Job {
             let why = "this model's engine now reads the bodies of completions itself; send the request again";
             return Err(ApiError::unsupported("model", why));
         }
+        let schema_bytes = params.guided.as_ref().map_or(0, |guided| guided.bytes);
         let (guided, bound_by) = bind(&model, &mut params)?.unzip();
         let is_text = |prompt: &Prompt| matches!(prompt, Prompt::Text(_));
         if model.text.is_none() && prompts.iter().any(is_text) {
@@ -61,6 +62,7 @@ impl Job {
             inputs,
             splitting: None,
             guided: guided.map(Into::into),
+            schema_bytes,
             may_call_instead: false,
             bound_by,
             continues_prompts: true,

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use crate::json::value_bytes;
+
 /// How many schemas are examined for the types of one parameter. Clients write them, and references may be circular.
 const MAX_SCHEMAS: usize = 200;
 
@@ -41,6 +43,12 @@ impl ToolSchemas {
     #[must_use]
     pub fn has(&self, tool: &str) -> bool {
         self.parameters.contains_key(tool)
+    }
+
+    /// Its approximate memory in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let tool = |(name, schema): (&String, &Value)| name.len() + value_bytes(schema);
+        self.parameters.iter().map(tool).sum()
     }
 
     /// The names of all tools.

@@ -8,8 +8,10 @@ use genset_runtime::Runtime;
 use serde_json::{Value, json};
 
 use crate::client::{Client, post, soon};
+use crate::script::Script;
 use crate::support::{
-    CHAT, Site, chat, config, echo, eventually, metric, start_worker, worker_config,
+    CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, eventually, metric,
+    start_worker, with_template, worker_config,
 };
 
 const BUDGET_BYTES: usize = 16 << 20;
@@ -147,5 +149,37 @@ async fn a_body_may_come_slowly_while_there_is_room() {
     }
     drop((large, small));
     site.idle().await;
+    site.close().await;
+}
+
+/// A schema may be all of a request: it is kept until the last answer has ended.
+#[tokio::test]
+async fn what_binds_an_answer_holds_its_room_as_long_as_the_answer() {
+    const BYTES: usize = 1 << 20;
+    let schema = json!({"type": "object", "description": "a".repeat(BYTES)});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+    let guided = json!({"guided_json": schema, "stream": true});
+    let required = json!({"tools": [tool], "tool_choice": "required", "stream": true});
+    let bodies = [
+        (CHAT, chat("Hi", guided.clone()), BYTES),
+        (COMPLETIONS, completion("Hi", guided), BYTES),
+        // The parser of the calls has a copy.
+        (CHAT, chat("Hi", required), 2 * BYTES),
+    ];
+    let (engine, _gate) = Script::gated(encode("{"), encode("}"));
+    // A template that shows no tools.
+    let worker = with_template(worker_config(), "{{ messages[0].content }}");
+    let site = Site::with_worker(config(), worker, engine.declaring_guided()).await;
+    for (path, body, bytes) in bodies {
+        let mut client = site.begin(path, &body).await;
+        assert_eq!(client.head("POST").await.expect("an answer").status, 200);
+        client.event().await.expect("an event");
+        let used = site.metric("genset_http_memory_used_bytes");
+        let held = bytes as f64;
+        assert!((held..held + 200_000.0).contains(&used), "{path}: {used}");
+        drop(client);
+        site.idle().await;
+        assert_eq!(site.metric("genset_http_memory_used_bytes"), 0.0);
+    }
     site.close().await;
 }
