@@ -9,6 +9,15 @@ use crate::json::value_bytes;
 /// How many schemas are examined for the types of one parameter. Clients write them, and references may be circular.
 const MAX_SCHEMAS: usize = 200;
 
+/// How many values of `enum` and names of `type` are examined for the same. A reference may lead to a long list again and again.
+const MAX_VALUES: usize = 10_000;
+
+/// The longest reference that is followed, in bytes.
+const MAX_REFERENCE_BYTES: usize = 1024;
+
+/// The keywords that say something about types.
+const KEYWORDS: [&str; 7] = ["type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref"];
+
 /// The parameters of each tool of a request, by the tool's name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ToolSchemas {
@@ -108,6 +117,8 @@ struct Types<'a> {
     root: &'a Value,
     /// How many schemas may still be examined.
     left: usize,
+    /// How many values in them may still be examined.
+    values_left: usize,
 }
 
 impl<'a> Types<'a> {
@@ -115,6 +126,7 @@ impl<'a> Types<'a> {
         Self {
             root,
             left: MAX_SCHEMAS,
+            values_left: MAX_VALUES,
         }
     }
 
@@ -124,34 +136,58 @@ impl<'a> Types<'a> {
             return true;
         };
         self.left = left;
-        keywords.iter().all(|(keyword, operand)| {
-            let operands = operand.as_array();
-            match keyword.as_str() {
-                "type" => is_of_type(operand, value),
-                "const" => is_of_same_type(operand, value),
-                "enum" => operands
-                    .is_none_or(|values| values.iter().any(|other| is_of_same_type(other, value))),
-                "anyOf" | "oneOf" => operands
-                    .is_none_or(|schemas| schemas.iter().any(|schema| self.take(schema, value))),
-                "allOf" => operands
-                    .is_none_or(|schemas| schemas.iter().all(|schema| self.take(schema, value))),
-                "$ref" => self
-                    .referred(operand)
-                    .is_none_or(|schema| self.take(schema, value)),
-                _ => true,
-            }
+        // Looked up by name: there may be any number of others.
+        KEYWORDS.into_iter().all(|keyword| {
+            let operand = keywords.get(keyword);
+            operand.is_none_or(|operand| self.allows(keyword, operand, value))
         })
+    }
+
+    /// Whether a keyword with this operand allows the type of `value`.
+    fn allows(&mut self, keyword: &str, operand: &Value, value: &Value) -> bool {
+        match (keyword, operand) {
+            ("type", Value::String(name)) => is_of_type(name, value),
+            ("type", Value::Array(names)) => self.any(names, |name| {
+                name.as_str().is_some_and(|name| is_of_type(name, value))
+            }),
+            ("const", constant) => is_of_same_type(constant, value),
+            ("enum", Value::Array(values)) => {
+                self.any(values, |other| is_of_same_type(other, value))
+            }
+            ("anyOf" | "oneOf", Value::Array(schemas)) => {
+                schemas.iter().any(|schema| self.take(schema, value))
+            }
+            ("allOf", Value::Array(schemas)) => {
+                let mut examined = schemas.iter().take(MAX_SCHEMAS);
+                examined.all(|schema| self.take(schema, value))
+            }
+            ("$ref", reference) => {
+                let schema = self.referred(reference);
+                schema.is_none_or(|schema| self.take(schema, value))
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether any of these values is right; also if there are too many to examine.
+    fn any(&mut self, values: &[Value], is_right: impl Fn(&Value) -> bool) -> bool {
+        let Some(left) = self.values_left.checked_sub(values.len()) else {
+            return true;
+        };
+        self.values_left = left;
+        values.iter().any(is_right)
     }
 
     fn referred(&self, reference: &Value) -> Option<&'a Value> {
         let place = reference.as_str()?.strip_prefix('#')?;
+        let place = Some(place).filter(|place| place.len() <= MAX_REFERENCE_BYTES)?;
         self.root.pointer(place)
     }
 }
 
-/// Whether a value has the `type`, or one of several.
-fn is_of_type(types: &Value, value: &Value) -> bool {
-    let is = |name: &str| match name {
+/// Whether a value has the type of this name.
+fn is_of_type(name: &str, value: &Value) -> bool {
+    match name {
         "string" => value.is_string(),
         "object" => value.is_object(),
         "array" => value.is_array(),
@@ -160,11 +196,6 @@ fn is_of_type(types: &Value, value: &Value) -> bool {
         "number" => value.is_number(),
         "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(is_whole),
         _ => false,
-    };
-    match types {
-        Value::String(name) => is(name),
-        Value::Array(names) => names.iter().filter_map(Value::as_str).any(is),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => true,
     }
 }
 
@@ -174,4 +205,58 @@ fn is_of_same_type(one: &Value, other: &Value) -> bool {
 
 fn is_whole(number: f64) -> bool {
     number.fract() == 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the text `5` becomes as the parameter `a` of this schema.
+    fn guessed(schema: &Value, definitions: &Value) -> String {
+        let parameters = json!({"properties": {"a": schema}, "$defs": definitions});
+        let function = json!({"name": "f", "parameters": parameters});
+        let tools = [json!({"type": "function", "function": function})];
+        ToolSchemas::new(&tools).guess("f", "a", "5")
+    }
+
+    #[test]
+    fn types_are_read_from_every_keyword() {
+        let (number, text) = ("5", "\"5\"");
+        let refers = json!({"$ref": "#/$defs/d"});
+        let (a_text, a_number) = (json!({"type": "string"}), json!({"type": "number"}));
+        for (schema, expected) in [
+            (json!({"type": "integer"}), number),
+            (json!({"type": ["string", "null"]}), text),
+            (json!({"type": ["string", "number"]}), number),
+            (json!({"const": "x"}), text),
+            (json!({"enum": ["x", 7]}), number),
+            (json!({"enum": vec!["x"; 1000]}), text),
+            (json!({"anyOf": [a_text, {"type": "null"}]}), text),
+            (json!({"oneOf": [a_text, a_number]}), number),
+            (json!({"allOf": [a_number, a_text]}), text),
+            (json!({"description": "x"}), number),
+        ] {
+            assert_eq!(guessed(&schema, &json!({})), expected, "{schema}");
+            let behind = guessed(&refers, &json!({"d": schema}));
+            assert_eq!(behind, expected, "{schema}");
+        }
+    }
+
+    /// Beyond, a schema says nothing.
+    #[test]
+    fn a_schema_is_examined_within_limits() {
+        let far = "d".repeat(MAX_REFERENCE_BYTES);
+        let mut definitions = json!({"d": {"enum": vec!["x"; MAX_VALUES / 2]}});
+        definitions[&far] = json!({"type": "string"});
+        let refers = json!({"$ref": "#/$defs/d"});
+        for (schema, is_examined) in [
+            (json!({"anyOf": [refers, refers]}), true),
+            (json!({"anyOf": [refers, refers, refers]}), false),
+            (json!({"type": vec!["string"; MAX_VALUES + 1]}), false),
+            (json!({"$ref": format!("#/$defs/{far}")}), false),
+        ] {
+            let expected = if is_examined { "\"5\"" } else { "5" };
+            assert_eq!(guessed(&schema, &definitions), expected, "{is_examined}");
+        }
+    }
 }
