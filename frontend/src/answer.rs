@@ -23,7 +23,7 @@ use tokio::task::coop::poll_proceed;
 use tokio::time::Instant;
 
 use crate::markup::{Delta, Splitter};
-use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
+use crate::text::{Detokenizer, StopMatcher, StopOutcome, StopStrings, TextTokenizer};
 pub(crate) use account::Meter;
 pub use account::{Account, TokenCounters};
 use counting::Prompt;
@@ -72,6 +72,7 @@ impl Answer {
         stops: Arc<[String]>,
         prompt_tokens: u32,
     ) -> Self {
+        let stops = StopStrings::new(stops);
         Self::from_source(Source::Running(outputs), tokenizer, stops, prompt_tokens)
     }
 
@@ -80,7 +81,7 @@ impl Answer {
     pub fn starting(
         starting: Starting,
         tokenizer: Option<Arc<TextTokenizer>>,
-        stops: Arc<[String]>,
+        stops: StopStrings,
         prompt_tokens: u32,
     ) -> Self {
         Self::from_source(Source::starting(starting), tokenizer, stops, prompt_tokens)
@@ -89,13 +90,13 @@ impl Answer {
     fn from_source(
         source: Source,
         tokenizer: Option<Arc<TextTokenizer>>,
-        stops: Arc<[String]>,
+        stops: StopStrings,
         prompt_tokens: u32,
     ) -> Self {
         Self {
             source,
             detokenizer: tokenizer.map(|tokenizer| Detokenizer::new(tokenizer, true)),
-            stops: StopMatcher::new(stops),
+            stops: StopMatcher::of(stops),
             scratch: String::new(),
             text: String::new(),
             prompt: Prompt::of(prompt_tokens),

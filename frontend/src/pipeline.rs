@@ -37,6 +37,7 @@ use crate::json::value_bytes;
 use crate::model::ServedModel;
 use crate::openai::CommonParams;
 use crate::parsers::Splitting;
+use crate::text::StopStrings;
 use crate::work::SHORT_WORK_BYTES;
 
 /// The memory of a running answer, without its text: its request, its stream, its bookkeeping.
@@ -103,8 +104,9 @@ impl Prepared for Job {
         let running = answers.min(self.model.max_running_choices.get());
         let inputs: usize = self.inputs.iter().map(input_bytes).sum();
         let echoes: usize = self.echoes.iter().map(|echo| echo.len()).sum();
+        let stops = StopStrings::prepared_bytes(&self.params.stop_strings);
         let answers = running * ANSWER_BYTES + answers * ENDED_ANSWER_BYTES;
-        inputs + echoes + self.schema_bytes + answers
+        inputs + echoes + self.schema_bytes + stops + answers
     }
 }
 

@@ -23,7 +23,7 @@ pub mod tokenizer;
 
 pub use detokenize::Detokenizer;
 pub use pair_template::{EncodedPair, PairTemplate};
-pub use stop::{StopMatcher, StopOutcome};
+pub use stop::{StopMatcher, StopOutcome, StopStrings};
 pub use template::{
     ChatTemplate, TemplateError, TemplateInput, TemplateSource, TemplateSourceError,
 };

@@ -16,7 +16,7 @@ use super::Job;
 use super::unless_called::{BoundRequest, unless_called};
 use crate::answer::{Account, Answer, StepMetrics};
 use crate::error::ApiError;
-use crate::text::Detokenizer;
+use crate::text::{Detokenizer, StopStrings};
 
 /// The number of tokens that a request's checks examine in the time that a tokenizer takes for a byte.
 const CHECKED_TOKENS_A_BYTE: usize = 64;
@@ -47,6 +47,7 @@ impl Job {
         };
         Ok(Answers {
             markers: job.markers(),
+            stops: StopStrings::new(Arc::clone(&job.params.stop_strings)),
             job,
             ctx,
             measured: None,
@@ -163,6 +164,7 @@ pub struct Answers {
     job: Arc<Job>,
     ctx: RequestContext,
     markers: Arc<[TokenId]>,
+    stops: StopStrings,
     measured: Option<Measured>,
     /// The first one, if it has started and was not taken yet.
     begun: Option<Box<Answer>>,
@@ -227,7 +229,7 @@ impl Answers {
         let tokens = job.prompt_at(prompt);
         let tokenizer = job.model.text.as_ref();
         let tokenizer = tokenizer.map(|text| Arc::clone(&text.tokenizer));
-        let stops = Arc::clone(&job.params.stop_strings);
+        let stops = self.stops.clone();
         let starting = Arc::clone(job).start(prompt, choice, ctx.clone(), Arc::clone(markers));
         let known = tokens.map_or(0, |tokens| u32::try_from(tokens.len()).unwrap_or(u32::MAX));
         let mut answer = Answer::starting(Box::pin(starting), tokenizer, stops, known);

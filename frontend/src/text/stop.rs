@@ -25,9 +25,45 @@ pub enum StopOutcome {
     Continue,
     /// A stop string was found: the text ends before it.
     Stopped {
-        /// The index in the list passed to [`StopMatcher::new`].
+        /// The index in the list passed to [`StopStrings::new`].
         index: usize,
     },
+}
+
+/// The stop strings of a request, prepared for its matchers. Clones share them: prepared, they take nine times their bytes, and a
+/// request may have hundreds of running answers.
+#[derive(Debug, Clone)]
+pub struct StopStrings {
+    stops: Arc<[String]>,
+    /// For each stop string, for each of its prefixes, by length - 1: the length of the longest shorter prefix with which it ends.
+    borders: Arc<[Box<[usize]>]>,
+}
+
+impl StopStrings {
+    /// Prepares stop strings. Empty ones are ignored later.
+    #[must_use]
+    pub fn new(stops: Arc<[String]>) -> Self {
+        let borders = match stops.is_empty() {
+            true => Arc::default(),
+            false => stops
+                .iter()
+                .map(|stop| borders_of(stop.as_bytes()))
+                .collect(),
+        };
+        Self { stops, borders }
+    }
+
+    /// The memory that `stops` take when they are prepared.
+    pub(crate) fn prepared_bytes(stops: &[String]) -> usize {
+        let bytes: usize = stops.iter().map(String::len).sum();
+        bytes * (1 + size_of::<usize>())
+    }
+
+    /// A stop string, and the borders of its prefixes.
+    #[inline]
+    fn at(&self, index: usize) -> (&[u8], &[usize]) {
+        (self.stops[index].as_bytes(), &self.borders[index])
+    }
 }
 
 /// Cuts one sequence's text at the first of a list of stop strings.
@@ -54,7 +90,7 @@ pub enum StopOutcome {
 /// ```
 #[derive(Debug)]
 pub struct StopMatcher {
-    stops: Arc<[String]>,
+    stops: StopStrings,
     cursors: Box<[Cursor]>,
     /// Bytes of text taken so far.
     taken: usize,
@@ -80,9 +116,6 @@ struct Cursor {
     index: usize,
     /// The length of the longest prefix with which the text ends; less than the stop string's length.
     matched: usize,
-    /// For each prefix of the stop string, by length - 1: the length of the longest shorter prefix with
-    /// which it ends.
-    borders: Box<[usize]>,
 }
 
 /// The end of the text taken so far, not yet output: a prefix of a stop string.
@@ -96,11 +129,18 @@ impl StopMatcher {
     /// Returns a matcher at the start of a sequence. Ignores empty stop strings.
     #[must_use]
     pub fn new(stops: Arc<[String]>) -> Self {
+        Self::of(StopStrings::new(stops))
+    }
+
+    /// Like [`Self::new`], with stop strings that are prepared already.
+    #[must_use]
+    pub fn of(stops: StopStrings) -> Self {
         let cursors = stops
+            .stops
             .iter()
             .enumerate()
             .filter(|(_, stop)| !stop.is_empty())
-            .map(|(index, stop)| Cursor::new(index, stop.as_bytes()))
+            .map(|(index, _)| Cursor { index, matched: 0 })
             .collect();
         Self {
             stops,
@@ -165,8 +205,8 @@ impl StopMatcher {
     fn take(&mut self, byte: u8) {
         self.taken += 1;
         for cursor in &mut self.cursors {
-            let stop = self.stops[cursor.index].as_bytes();
-            if cursor.take(stop, byte) {
+            let (stop, borders) = self.stops.at(cursor.index);
+            if cursor.take(stop, borders, byte) {
                 let start = self.taken - stop.len();
                 let is_earliest = match self.search {
                     Search::Looking => true,
@@ -208,6 +248,7 @@ impl StopMatcher {
             start,
             held: self
                 .stops
+                .stops
                 .get(held.index)
                 .map_or("", |stop| &stop[..held.len]),
             fresh,
@@ -233,31 +274,28 @@ impl Window<'_> {
     }
 }
 
-impl Cursor {
-    fn new(index: usize, stop: &[u8]) -> Self {
-        let mut borders = vec![0; stop.len()];
-        let mut border = 0;
-        for end in 1..stop.len() {
-            while border > 0 && stop[border] != stop[end] {
-                border = borders[border - 1];
-            }
-            if stop[border] == stop[end] {
-                border += 1;
-            }
-            borders[end] = border;
+/// The borders of a stop string's prefixes.
+fn borders_of(stop: &[u8]) -> Box<[usize]> {
+    let mut borders = vec![0; stop.len()];
+    let mut border = 0;
+    for end in 1..stop.len() {
+        while border > 0 && stop[border] != stop[end] {
+            border = borders[border - 1];
         }
-        Self {
-            index,
-            matched: 0,
-            borders: borders.into(),
+        if stop[border] == stop[end] {
+            border += 1;
         }
+        borders[end] = border;
     }
+    borders.into()
+}
 
-    /// Advances by one byte; true if that completes the stop string.
+impl Cursor {
+    /// Advances by one byte; true if that completes the stop string, whose borders these are.
     #[inline]
-    fn take(&mut self, stop: &[u8], byte: u8) -> bool {
+    fn take(&mut self, stop: &[u8], borders: &[usize], byte: u8) -> bool {
         while self.matched > 0 && stop[self.matched] != byte {
-            self.matched = self.borders[self.matched - 1];
+            self.matched = borders[self.matched - 1];
         }
         if stop[self.matched] != byte {
             return false;
@@ -265,7 +303,7 @@ impl Cursor {
         self.matched += 1;
         let is_complete = self.matched == stop.len();
         if is_complete {
-            self.matched = self.borders[self.matched - 1];
+            self.matched = borders[self.matched - 1];
         }
         is_complete
     }

@@ -171,9 +171,14 @@ fn crowds() -> Vec<(&'static str, Vec<u8>)> {
     // Showing them would take forty bytes each.
     let prompt = list(json!(5));
     let shown = format!(r#"{{"model": "tiny", "echo": true, "prompt": {prompt}}}"#);
+    // Each of the running answers looks for all of them.
+    let stops = vec!["x".repeat(1024); 16];
+    let stopped =
+        json!({"model": "tiny", "prompt": vec!["a"; 256], "max_tokens": 1, "stop": stops});
+    let stopped = (COMPLETIONS, stopped.to_string().into_bytes());
     let crowds = crowds.map(|(path, field, inner)| (path, around(path, field, &inner)));
     let shown = (COMPLETIONS, shown.into_bytes());
-    crowds.into_iter().chain([shown]).collect()
+    crowds.into_iter().chain([shown, stopped]).collect()
 }
 
 #[tokio::test]
