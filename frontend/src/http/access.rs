@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::{Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -57,11 +57,7 @@ pub(super) fn refused(
 ) -> Response {
     let id = request_id(request.headers());
     app.metrics.request(endpoint, &id).fail(error);
-    if request.uri().path().starts_with("/v1/messages") {
-        messages::anthropic_error(error, &id)
-    } else {
-        error.clone().into_response()
-    }
+    messages::refusal(request.uri().path(), request.headers(), error)
 }
 
 /// Allows pages of these origins everything that this server offers. `None` if there are no such origins.

@@ -274,22 +274,23 @@ async fn metrics(State(app): State<App>) -> Response {
 }
 
 /// The response to a method that a route does not have. The router adds the methods that it has.
-async fn wrong_method(method: Method, uri: Uri) -> Response {
+async fn wrong_method(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     if method == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();
     }
     let message = format!("{method} is not allowed on {}.", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).into_response()
+    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message);
+    messages::refusal(uri.path(), &headers, &error)
 }
 
-async fn unknown_route(method: Method, uri: Uri) -> Response {
+async fn unknown_route(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let message = format!(
         "Unknown route: {method} {}. The API is under /v1.",
         uri.path()
     );
-    ApiError {
+    let error = ApiError {
         code: Some("unknown_url"),
         ..ApiError::new(StatusCode::NOT_FOUND, message)
-    }
-    .into_response()
+    };
+    messages::refusal(uri.path(), &headers, &error)
 }

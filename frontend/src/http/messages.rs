@@ -5,20 +5,39 @@ use std::sync::Arc;
 use axum::response::Response;
 use bytes::BytesMut;
 use genset_backend_common::card::EndpointType;
+use http::{HeaderMap, HeaderName};
 use serde_json::json;
 
 use super::apis::{Call, Reply, new_id};
+use super::request_id::request_id;
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{AnswerEnd, Ending, TokenLogprobs};
 use crate::anthropic::{
     Blocks, MessageEncoder, MessageHead, MessagesRequest, error_json, message_json,
 };
-use crate::error::ApiError;
+use crate::error::{ApiError, Param};
 use crate::markup::Delta;
 use crate::pipeline::{self, Job};
 
 /// This API's name for a chat's `reasoning_effort`.
 const EFFORT: &str = "output_config.effort";
+
+/// The header that Anthropic's clients send with every request.
+const VERSION: HeaderName = HeaderName::from_static("anthropic-version");
+
+/// Whether a request's client reads Anthropic's format: it asks this API, or says so in a header.
+pub(super) fn reads_anthropics(path: &str, headers: &HeaderMap) -> bool {
+    path.starts_with("/v1/messages") || headers.contains_key(VERSION)
+}
+
+/// The response to a request that no route answers, in the format that its client reads.
+pub(super) fn refusal(path: &str, headers: &HeaderMap, error: &ApiError) -> Response {
+    if reads_anthropics(path, headers) {
+        anthropic_error(error, &request_id(headers))
+    } else {
+        error.response(Param::plain)
+    }
+}
 
 /// Formats errors as Anthropic's API does.
 pub(super) fn anthropic_error(error: &ApiError, request_id: &str) -> Response {

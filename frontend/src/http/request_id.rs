@@ -6,6 +6,8 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::messages::reads_anthropics;
+
 /// The header with the id.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -22,7 +24,7 @@ pub(super) async fn carry(mut request: Request, next: Next) -> Response {
         None => made(),
     };
     request.headers_mut().insert(REQUEST_ID, id.clone());
-    let is_anthropics = request.uri().path().starts_with("/v1/messages");
+    let is_anthropics = reads_anthropics(request.uri().path(), request.headers());
     let mut response = next.run(request).await;
     if is_anthropics {
         let headers = response.headers_mut();

@@ -9,6 +9,7 @@ use genset_frontend::keys::KeyHash;
 use serde_json::json;
 
 use crate::client::request;
+use crate::messages::VERSION;
 use crate::support::{CHAT, MODEL, Site, chat, config, echo, pairs_worker_config};
 
 /// A site with keys, and the folder of the key file.
@@ -85,11 +86,13 @@ async fn without_a_key_only_the_servers_state_is_shown() {
             assert!(response.header("x-request-id").is_some());
         }
     }
-    let message = site.send(request("POST", "/v1/messages", "", "{}")).await;
-    assert_eq!(message.status, 401);
-    let id = message.header("request-id").expect("an id");
-    assert_eq!(message.json()["request_id"], id);
-    assert_eq!(message.json()["error"]["type"], "authentication_error");
+    for (method, path, headers) in [("POST", "/v1/messages", ""), ("GET", "/v1/models", VERSION)] {
+        let refused = site.send(request(method, path, headers, "{}")).await;
+        assert_eq!(refused.status, 401, "{path}");
+        let id = refused.header("request-id").expect("an id");
+        assert_eq!(refused.json()["request_id"], id);
+        assert_eq!(refused.json()["error"]["type"], "authentication_error");
+    }
     for headers in [bearer("sk-a"), "x-api-key: sk-a\r\n".into()] {
         let response = site.send(request("POST", CHAT, &headers, &body)).await;
         assert_eq!(response.status, 200, "{}", response.text());
@@ -112,7 +115,7 @@ async fn without_a_key_only_the_servers_state_is_shown() {
     );
     assert!(
         metrics.contains(
-            "genset_http_failures_total{endpoint=\"unauthorized\",kind=\"unauthorized\"} 34"
+            "genset_http_failures_total{endpoint=\"unauthorized\",kind=\"unauthorized\"} 35"
         ),
         "{metrics}"
     );

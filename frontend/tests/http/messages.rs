@@ -13,6 +13,9 @@ use crate::support::{
 
 pub(crate) const MESSAGES: &str = "/v1/messages";
 
+/// A header that the official client sends with every request.
+pub(crate) const VERSION: &str = "anthropic-version: 2023-06-01\r\n";
+
 fn tools() -> Value {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     json!([{"name": "get_weather", "description": "Weather.", "input_schema": city}])
@@ -277,7 +280,7 @@ async fn counted_tokens_are_those_a_message_pays_for() {
 }
 
 /// The error's type, its message, and the status.
-fn error(response: &Response) -> (u16, String, String) {
+pub(crate) fn error(response: &Response) -> (u16, String, String) {
     let body = response.json();
     assert_eq!(body["type"], "error", "{body}");
     let text = |field: &str| body["error"][field].as_str().expect("text").to_owned();
@@ -489,6 +492,25 @@ async fn errors_have_anthropics_shape_and_types() {
         (response.status, response.header("request-id")),
         (200, Some("mine"))
     );
+    site.close().await;
+}
+
+#[tokio::test]
+async fn what_no_route_answers_is_refused_as_the_client_reads_it() {
+    let site = Site::start(echo()).await;
+    for (method, path, headers, status, kind) in [
+        ("GET", MESSAGES, "", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", "", 404, "not_found_error"),
+        ("POST", "/v1/complete", VERSION, 404, "not_found_error"),
+        ("GET", CHAT, VERSION, 405, "invalid_request_error"),
+    ] {
+        let response = site.send(request(method, path, headers, "")).await;
+        let (got, got_kind, text) = error(&response);
+        assert_eq!((got, got_kind.as_str()), (status, kind), "{method} {path}");
+        assert!(text.contains(path), "{text}");
+        let allow = (status == 405).then_some("POST");
+        assert_eq!(response.header("allow"), allow, "{method} {path}");
+    }
     site.close().await;
 }
 

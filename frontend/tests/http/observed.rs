@@ -9,6 +9,7 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 
 use crate::client::{post, request};
+use crate::messages::VERSION;
 use crate::script::Script;
 use crate::support::{CHAT, Site, chat, config, echo, encode, eventually, metric, worker_config};
 
@@ -148,6 +149,7 @@ async fn every_answer_carries_the_id_of_its_request() {
         ("GET", "/v1/responses/resp_0", "", "", 404),
         ("DELETE", "/v1/responses/resp_0", "", "", 404),
         ("GET", "/v1/nothing", "", "", 404),
+        ("GET", "/v1/nothing", VERSION, "", 404),
         ("HEAD", "/v1/nothing", "", "", 404),
         ("GET", "/health", "", "", 200),
         ("GET", "/metrics", "", "", 200),
@@ -168,7 +170,8 @@ async fn every_answer_carries_the_id_of_its_request() {
                 panic!("one id, not {ids:?}: {asked}");
             };
             assert!(id.starts_with(expected), "{asked}: {id}");
-            let anthropics = path.starts_with("/v1/messages").then_some(&**id);
+            let is_anthropics = path.starts_with("/v1/messages") || further == VERSION;
+            let anthropics = is_anthropics.then_some(&**id);
             assert_eq!(response.header("request-id"), anthropics, "{asked}");
         }
     }
