@@ -1,4 +1,6 @@
-"""The official Anthropic client: messages whole and streamed, counted tokens, errors."""
+"""The official Anthropic client: messages whole and streamed, counted tokens, models, errors."""
+
+from datetime import datetime
 
 import anthropic
 import pytest
@@ -45,6 +47,19 @@ def test_counted_tokens_are_those_of_the_message(claude):
     counted = claude.messages.count_tokens(model="tiny-chat", messages=HELLO)
     message = claude.messages.create(model="tiny-chat", max_tokens=1, messages=HELLO)
     assert counted.input_tokens == message.usage.input_tokens
+
+
+def test_models_are_listed_and_retrieved(claude):
+    page = claude.models.list(limit=1)
+    assert [model.id for model in page] == ["tiny-chat"]
+    model = claude.models.retrieve("tiny-chat")
+    assert model.to_dict() == page.data[0].to_dict()
+    assert model.type == "model" and model.display_name == "tiny-chat"
+    assert isinstance(model.created_at, datetime)
+    assert claude.models.list(after_id="tiny-chat").data == []
+    assert claude.models.list(lifecycle=["retired"]).data == []
+    with pytest.raises(anthropic.NotFoundError):
+        claude.models.retrieve("org/claude")
 
 
 def test_an_unknown_model_is_not_found(claude):

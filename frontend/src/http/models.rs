@@ -1,14 +1,19 @@
-//! `/v1/models`: the served models, and their workers if only this machine can send requests.
+//! `/v1/models`: the served models, and their workers if only this machine can send requests. Anthropic's clients get them in
+//! their own format.
+
+use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use genset_runtime::WorkerLoad;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
 use super::handlers::App;
+use super::messages::{reads_anthropics, refusal};
 use super::replies::json_response;
+use crate::anthropic::{self, ModelPage};
 use crate::error::ApiError;
 use crate::model::ServedModel;
 
@@ -77,27 +82,48 @@ fn load_json(told: &WorkerLoad) -> Value {
     })
 }
 
-pub(super) async fn list(State(app): State<App>) -> Response {
-    let data: Vec<Value> = app
-        .models
-        .all()
-        .iter()
-        .map(|model| model_json(&app, model))
-        .collect();
+/// The model in Anthropic's format.
+fn anthropics(model: &ServedModel) -> Value {
+    let card = &model.card;
+    anthropic::model_json(&card.name, model.created, card.context_length_tokens)
+}
+
+pub(super) async fn list(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Response {
+    let models = app.models.all();
+    if reads_anthropics(uri.path(), &headers) {
+        return match ModelPage::parse(uri.query()) {
+            Ok(page) => {
+                let list = page.of(&models, |model| &model.card.name, |model| anthropics(model));
+                json_response(&list)
+            }
+            Err(error) => refusal(uri.path(), &headers, &error),
+        };
+    }
+    let data: Vec<Value> = models.iter().map(|model| model_json(&app, model)).collect();
     json_response(&json!({"object": "list", "data": data}))
 }
 
 pub(super) async fn get(
     State(app): State<App>,
+    uri: Uri,
+    headers: HeaderMap,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
+) -> Response {
+    match named(&app, id) {
+        Ok(model) if reads_anthropics(uri.path(), &headers) => json_response(&anthropics(&model)),
+        Ok(model) => json_response(&model_detail(&app, &model).await),
+        Err(error) => refusal(uri.path(), &headers, &error),
+    }
+}
+
+/// The model that a path names.
+fn named(app: &App, id: Result<Path<String>, PathRejection>) -> Result<Arc<ServedModel>, ApiError> {
     let Path(id) = id.map_err(|_| {
         let message = "The model's name in the path is not valid UTF-8.";
         ApiError::new(StatusCode::BAD_REQUEST, message)
     })?;
     let model = app.models.get(&id);
-    let model = model.ok_or_else(|| ApiError::model_not_found(&id))?;
-    Ok(json_response(&model_detail(&app, &model).await))
+    model.ok_or_else(|| ApiError::model_not_found(&id))
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use genset_frontend::FrontendConfig;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::client::soon;
+use crate::client::{request, soon};
+use crate::messages::{VERSION, error};
 use crate::script::Script;
 use crate::support::{
     CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, named,
@@ -152,6 +153,49 @@ async fn an_adapter_is_a_model_whose_requests_name_it_to_the_engine() {
             named[asked..],
             [adapter, adapter].map(|it| it.map(str::to_owned))
         );
+    }
+    site.close().await;
+}
+
+/// Their clients read the list page by page.
+#[tokio::test]
+async fn anthropics_clients_get_models_in_their_format() {
+    let worker = having(&["french", "org/poems"]);
+    let site = Site::with_worker(config(), worker, Adapted::new()).await;
+    site.serves("french", true).await;
+    let get = async |path: &str| site.send(request("GET", path, VERSION, "")).await;
+    for (query, ids, has_more) in [
+        ("", json!(["french", "org/poems", MODEL]), false),
+        ("?limit=2&beta=true", json!(["french", "org/poems"]), true),
+        ("?limit=2&after_id=org%2Fpoems", json!([MODEL]), false),
+        ("?limit=1&before_id=tiny", json!(["org/poems"]), true),
+    ] {
+        let list = get(&format!("/v1/models{query}")).await.json();
+        let models = list["data"].as_array().expect("a list").iter();
+        let found: Value = models.map(|model| model["id"].clone()).collect();
+        assert_eq!((found, &list["has_more"]), (ids, &json!(has_more)));
+    }
+    let mut model = get("/v1/models/org%2Fpoems").await.json();
+    let created = model["created_at"].take();
+    assert!(created.as_str().is_some_and(|time| time.ends_with('Z')));
+    let expected = json!({
+        "type": "model", "id": "org/poems", "display_name": "org/poems", "created_at": null,
+        "lifecycle": "active", "max_input_tokens": 2048,
+    });
+    assert_eq!(model, expected);
+    for (path, status, kind, names) in [
+        ("/v1/models/nobody", 404, "not_found_error", "'nobody'"),
+        ("/v1/models/%ff", 400, "invalid_request_error", "UTF-8"),
+        (
+            "/v1/models?limit=0",
+            400,
+            "invalid_request_error",
+            "'limit'",
+        ),
+    ] {
+        let (got, got_kind, message) = error(&get(path).await);
+        assert_eq!((got, got_kind.as_str()), (status, kind), "{message}");
+        assert!(message.contains(names), "{message}");
     }
     site.close().await;
 }

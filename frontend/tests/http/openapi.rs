@@ -27,6 +27,7 @@ use proptest::test_runner::{FileFailurePersistence, RngSeed, TestRunner};
 use serde_json::{Value, json};
 
 use crate::client::{Response, request};
+use crate::messages::VERSION;
 use crate::script::Script;
 use crate::support::{MODEL, Site, config, encode, pairs_worker_config, with_template};
 use document::{Document, Judge, Operation};
@@ -508,6 +509,27 @@ fn whatever_path_is_asked_for_the_answer_is_one_of_the_documents() {
                 TestCaseError::fail(format!("{} {path}: {error}", operation.method))
             })
         });
+    }
+    server.close();
+}
+
+#[test]
+fn what_anthropics_clients_are_told_of_models_is_in_the_document_too() {
+    let server = Server::start(able());
+    let operations = server.document.operations();
+    for (path, of, status) in [
+        ("/v1/models", "/v1/models", 200),
+        ("/v1/models?limit=0", "/v1/models", 400),
+        ("/v1/models/tiny", "/v1/models/{id}", 200),
+        ("/v1/models/%ff", "/v1/models/{id}", 400),
+        ("/v1/models/nobody", "/v1/models/{id}", 404),
+    ] {
+        let operation = operations.iter().find(|operation| operation.path == of);
+        let answers = server.document.judges(operation.expect("it is listed"));
+        let asked = server.site.send(request("GET", path, VERSION, ""));
+        let response = server.tokio.block_on(asked);
+        assert_eq!(response.status, status, "{path}");
+        check_shape(&answers, &response).unwrap();
     }
     server.close();
 }
