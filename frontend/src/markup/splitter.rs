@@ -1,11 +1,13 @@
 //! [`Splitter`] runs a reasoning parser and then a tool parser over one answer, or reads the answer's objects.
 
+use std::collections::HashSet;
+
 use genset_backend_common::{EngineError, FinishReason};
 
 use super::objects::Objects;
 use super::{Delta, Deltas, MarkupParser, ValueScan, ValueStep};
 
-/// The format of tool call ids if the model gives none. Some templates require one.
+/// The format of tool call ids if the model gives none, or one twice. Some templates require one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IdStyle {
     /// `call_` and 24 hex digits, like OpenAI's.
@@ -67,8 +69,10 @@ pub struct Splitter {
     /// Deltas between the two parsers; empty between two pushes.
     between: Deltas,
     deltas: Deltas,
-    /// The generated id of the latest call, if the model gave none.
+    /// The latest id that was generated.
     id: String,
+    /// The ids that the model gave.
+    given_ids: HashSet<String>,
     /// Follows the arguments of the latest call until they are complete.
     open_call: Option<ValueScan>,
 }
@@ -90,6 +94,7 @@ impl Splitter {
             between: Deltas::default(),
             deltas: Deltas::default(),
             id: String::new(),
+            given_ids: HashSet::new(),
             open_call: None,
         }
     }
@@ -110,7 +115,7 @@ impl Splitter {
         self
     }
 
-    /// Takes the next piece of text and passes its deltas to `each`; every call has an id.
+    /// Takes the next piece of text and passes its deltas to `each`; every call has an id of its own.
     pub fn push(&mut self, text: &str, each: impl FnMut(Delta<'_>)) {
         self.feed(text);
         self.flush(each);
@@ -234,20 +239,18 @@ impl Splitter {
             match delta {
                 Delta::ToolCall { index, .. } | Delta::Arguments { index, .. }
                     if index >= self.max_calls => {}
-                Delta::ToolCall {
-                    index,
-                    name,
-                    id: "",
-                } => {
+                Delta::ToolCall { index, name, id } => {
                     self.follow(delta);
-                    self.id = self.ids.make();
-                    let id = &self.id;
-                    each(Delta::ToolCall { index, name, id });
+                    // Clients tell calls apart by their ids.
+                    if !id.is_empty() && self.given_ids.insert(id.to_owned()) {
+                        each(delta);
+                    } else {
+                        self.id = self.ids.make();
+                        let id = &self.id;
+                        each(Delta::ToolCall { index, name, id });
+                    }
                 }
-                Delta::Content(_)
-                | Delta::Reasoning(_)
-                | Delta::ToolCall { .. }
-                | Delta::Arguments { .. } => {
+                Delta::Content(_) | Delta::Reasoning(_) | Delta::Arguments { .. } => {
                     self.follow(delta);
                     each(delta);
                 }

@@ -146,3 +146,39 @@ fn every_call_has_an_id_of_its_own() {
         }
     }
 }
+
+#[test]
+fn an_id_that_the_model_gives_twice_is_one_calls_alone() {
+    for (tool, call, given, prefix) in [
+        (
+            "kimi_k2",
+            "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            "functions.get_weather:0",
+            "call_",
+        ),
+        (
+            "mistral",
+            "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{}",
+            "abcdefghi",
+            "",
+        ),
+    ] {
+        let text = call.repeat(3);
+        for pieces in [vec![text.as_str()], characters(&text)] {
+            let tool = ToolDialect::find(tool).unwrap();
+            let mut splitter = Splitter::new(None, Some(tool.parser(tools())), tool.id_style());
+            let mut message = Message::default();
+            for piece in pieces {
+                splitter.push(piece, |delta| message.add(delta));
+            }
+            splitter.finish(|delta| message.add(delta));
+            let ids: Vec<&str> = message.tool_calls.iter().map(|call| &*call.id).collect();
+            let [first, second, third] = ids[..] else {
+                panic!("three calls: {message:?}");
+            };
+            assert_eq!(first, given);
+            assert!(second != given && second.starts_with(prefix), "{second}");
+            assert!(third != given && third != second, "{third}");
+        }
+    }
+}
