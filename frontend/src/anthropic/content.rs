@@ -141,7 +141,7 @@ fn read_assistant_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiEr
         "text" => join(&mut turn.text, &text_block(block)?),
         "thinking" => {
             join(&mut turn.thinking, &block.required_string("thinking")?);
-            block.finish(&["signature"])?;
+            block.finish(&["signature", "cache_control"])?;
         }
         "tool_use" => turn.calls.push(read_call(block)?),
         other => return Err(no_block(&block, other)),

@@ -224,7 +224,7 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
         {"role": "user", "content": "One."},
         {"role": "user", "content": [{"type": "text", "text": "Two.", "cache_control": cached}]},
         {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "Hm.", "signature": ""},
+            {"type": "thinking", "thinking": "Hm.", "signature": "", "cache_control": cached},
             {"type": "text", "text": "I look.", "citations": null},
             {"type": "tool_use", "id": "a", "name": "get_weather", "input": {"city": "Oslo"}},
             {"type": "tool_use", "id": "b", "name": "get_weather", "input": {"city": "Rome"}, "caller": {"type": "direct"}},
