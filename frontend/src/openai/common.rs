@@ -360,7 +360,7 @@ fn read_sampling(
     let seed = fields.bits64("seed")?;
     let sampling = SamplingOptions {
         temperature: fields.f32("temperature")?,
-        top_p: fields.f32("top_p")?,
+        top_p: read_top_p(fields)?,
         presence_penalty: fields.f32("presence_penalty")?,
         frequency_penalty: fields.f32("frequency_penalty")?,
         logit_bias: read_logit_bias(fields, limits)?.into(),
@@ -368,6 +368,18 @@ fn read_sampling(
         ..SamplingOptions::default()
     };
     Ok(sampling)
+}
+
+/// Takes `top_p`. OpenAI's range includes 0, the contract's does not: the smallest number keeps one token, too.
+fn read_top_p(fields: &mut Fields<'_>) -> Result<Option<f32>, ApiError> {
+    let top_p = fields.f32("top_p")?;
+    Ok(top_p.map(|top_p| {
+        if top_p == 0.0 {
+            f32::MIN_POSITIVE
+        } else {
+            top_p
+        }
+    }))
 }
 
 fn read_logit_bias(

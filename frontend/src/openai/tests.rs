@@ -116,6 +116,20 @@ fn of_two_extensions_the_later_read_counts() {
 }
 
 #[test]
+fn a_top_p_of_nothing_keeps_one_token() {
+    for (top_p, expected) in [
+        (json!(0), f32::MIN_POSITIVE),
+        (json!(-0.0), f32::MIN_POSITIVE),
+        (json!(1e-60), f32::MIN_POSITIVE),
+        (json!(0.5), 0.5),
+    ] {
+        let request = parse_chat(json!({"top_p": top_p})).unwrap();
+        assert_eq!(request.params.sampling.top_p, Some(expected), "{top_p}");
+        request.params.sampling.validate().unwrap();
+    }
+}
+
+#[test]
 fn numbers_keep_their_range() {
     for (seed, bits) in [
         (json!(i64::MIN), 1 << 63),

@@ -259,7 +259,7 @@ async fn refusals() {
         json!({"max_tokens": 2, "min_tokens": 3}),
         json!({"temperature": 2.5}),
         json!({"temperature": "hot"}),
-        json!({"top_p": 0}),
+        json!({"top_p": -0.5}),
         json!({"top_k": 0}),
         json!({"presence_penalty": 1}),
         json!({"logit_bias": {"a": 1}}),
