@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from agent_case import MODEL, TALK_SECONDS, base_url, every_talk  # noqa: F401
+from agent_case import MODEL, RESPONSES, TALK_SECONDS, base_url, every_talk  # noqa: F401
 
 
 @every_talk
@@ -18,3 +18,5 @@ def test_agent(base_url, talk, api, streamed):  # noqa: F811
     assert process.returncode == 0, process.stderr
     answer = json.loads(process.stdout)
     talk.check(answer["calls"], answer["text"])
+    # Where the server keeps answers, the SDK names their items by their ids.
+    assert (answer["references"] > 0) == (api == RESPONSES)

@@ -1,12 +1,15 @@
-// The AI SDK's agent on one question. Its argument is JSON: {baseURL, model, api, streamed, question}. It writes JSON:
-// {calls, text}. The tools are those of agent_case.py.
+// The AI SDK's agent on one question, and a further question after its answer. Its argument is JSON: {baseURL, model,
+// api, streamed, question}. It writes JSON: {calls, text, references}. The first two are those of the first answer;
+// `references` is how many items the requests named by their ids. The tools are those of agent_case.py.
 
 import { createOpenAI } from "@ai-sdk/openai";
-import { stepCountIs, tool, ToolLoopAgent } from "ai";
+import { generateText, stepCountIs, tool, ToolLoopAgent } from "ai";
 import { z } from "zod";
 
 const WEATHER = { Paris: "sunny, 18 degrees", Oslo: "rain, 11 degrees" };
 const MAX_STEPS = 10;
+const FURTHER_QUESTION = "What is the capital of France?";
+const FURTHER_TOKENS = 50;
 
 const asked = JSON.parse(process.argv[2]);
 const calls = [];
@@ -31,7 +34,17 @@ const tools = {
   }),
 };
 
-const openai = createOpenAI({ baseURL: asked.baseURL, apiKey: "unused" });
+let references = 0;
+
+// The SDK's fetch, which counts.
+async function countingFetch(url, options) {
+  const { input } = JSON.parse(options.body);
+  const items = Array.isArray(input) ? input : [];
+  references += items.filter((item) => item.type === "item_reference").length;
+  return fetch(url, options);
+}
+
+const openai = createOpenAI({ baseURL: asked.baseURL, apiKey: "unused", fetch: countingFetch });
 const model = asked.api === "responses" ? openai.responses(asked.model) : openai.chat(asked.model);
 const agent = new ToolLoopAgent({
   model,
@@ -42,18 +55,29 @@ const agent = new ToolLoopAgent({
 });
 
 async function whole(prompt) {
-  return (await agent.generate({ prompt })).text;
+  const { text, response } = await agent.generate({ prompt });
+  return { text, messages: response.messages };
 }
 
-async function streamedText(prompt) {
+async function streamed(prompt) {
   const run = await agent.stream({ prompt });
   const pieces = [];
   for await (const part of run.fullStream) {
     if (part.type === "error") throw part.error;
     if (part.type === "text-delta") pieces.push(part.text);
   }
-  return pieces.join("");
+  return { text: pieces.join(""), messages: (await run.response).messages };
 }
 
-const text = await (asked.streamed ? streamedText : whole)(asked.question);
-console.log(JSON.stringify({ calls, text }));
+const first = await (asked.streamed ? streamed : whole)(asked.question);
+const answer = { calls: [...calls], text: first.text };
+// Sent to see whether the server accepts it; what it answers does not matter.
+await generateText({
+  model,
+  tools,
+  messages: [{ role: "user", content: asked.question }, ...first.messages, { role: "user", content: FURTHER_QUESTION }],
+  temperature: 0,
+  maxRetries: 0,
+  maxOutputTokens: FURTHER_TOKENS,
+});
+console.log(JSON.stringify({ ...answer, references }));
