@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
-    EngineError, ErrorKind, RequestContext,
+    EngineError, ErrorKind, RequestContext, RequestField,
     transfer::{KvAddress, KvBytes, KvCarrier, KvSource, KvTransfers, TransferParams},
 };
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ impl KvBlocksClient {
         let endpoint: EndpointName = source
             .endpoint
             .parse()
-            .map_err(|error| EngineError::invalid_argument("transfer", error))?;
+            .map_err(|error| EngineError::invalid_argument(RequestField::Transfer, error))?;
         let address = Address {
             plane: source.plane.clone(),
             location: source.location.clone(),
@@ -189,5 +189,27 @@ mod tests {
         let mut failed = items(Err(KvTransfers::lost("gone")));
         failed.next().unwrap().unwrap_err();
         assert!(failed.next().is_none());
+    }
+
+    /// A router then asks an instance that computes the whole request.
+    #[tokio::test]
+    async fn blocks_of_an_endpoint_that_is_none_are_refused_as_the_requests_field() {
+        let source = KvAddress {
+            plane: "memory".into(),
+            location: "1".into(),
+            endpoint: "a.b.c.d".into(),
+        };
+        let transfer = TransferParams {
+            source_worker_id: 1,
+            source: Some(Box::new(source)),
+            data: Value::Null,
+        };
+        let client = KvBlocksClient::new(&Runtime::in_process());
+        let fetched = client.fetch(&transfer, RequestContext::new("r")).await;
+        let Err(error) = fetched else {
+            panic!("there is no such endpoint");
+        };
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(error.at(), Some(&RequestField::Transfer.into()));
     }
 }
