@@ -86,10 +86,8 @@ impl LLMEngine for SampleEngine {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let model = self.model.get()?;
-        if model.role == Role::Decode && request.transfer.is_none() {
-            let problem = "a decode instance needs the transfer parameters of a prefill instance";
-            return Err(EngineError::invalid_argument("transfer", problem));
-        }
+        // A decode instance refuses a request that lacks the parameters of a prefill instance.
+        request.blocks_to_fetch(model.role)?;
         let mut token = request.tokens()?.last().copied().unwrap_or(0);
         let max_tokens = request.max_tokens(CONTEXT_LENGTH);
         // The body returns the terminal item; `output::stream` handles usage and cancellation.

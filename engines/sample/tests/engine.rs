@@ -9,7 +9,7 @@
 use futures_util::StreamExt;
 use genset_backend_common::{
     CancelReason, ErrorKind, FinishReason, GenerateRequest, LLMEngine, Output, RequestContext,
-    StartContext,
+    RequestField, Role, StartContext,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
@@ -109,4 +109,21 @@ async fn an_empty_vocabulary_is_refused_at_start() {
     let error = engine.start(StartContext::detached(1)).await.unwrap_err();
     assert_eq!(error.at().map(|at| at.name()), Some("vocab_size"));
     engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_decode_instance_names_the_field_that_a_request_lacks() {
+    let engine = SampleEngine::from_args(&SampleArgs {
+        vocab_size: 10,
+        token_delay_ms: 0,
+    });
+    let ctx = StartContext {
+        role: Role::Decode,
+        ..StartContext::detached(1)
+    };
+    engine.start(ctx).await.unwrap();
+    let refused = engine.generate(request(1), RequestContext::new("r")).await;
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(error.at(), Some(&RequestField::Transfer.into()));
 }
