@@ -365,10 +365,8 @@ impl Answer {
     }
 
     fn take(&mut self, output: Output, out: &mut String) -> Result<Option<AnswerEnd>, EngineError> {
-        if let Some(steps) = &mut self.steps
-            && output.token_count() > 0
-        {
-            steps.step();
+        if output.token_count() > 0 {
+            self.note_step();
         }
         match output {
             Output::Tokens(chunk) if self.detokenizer.is_none() && !chunk.is_empty() => Err(
@@ -380,7 +378,12 @@ impl Answer {
                 let splitter = self.splitter.as_mut();
                 if let Some(bytes) = splitter.and_then(|splitter| splitter.take_object(&chunk.text))
                 {
-                    self.give(bytes?);
+                    let bytes = bytes?;
+                    // An engine may count the tokens of all its objects in the last one.
+                    if bytes > 0 && chunk.token_count == 0 {
+                        self.note_step();
+                    }
+                    self.give(bytes);
                     return Ok(None);
                 }
                 self.scratch.push_str(&chunk.text);
@@ -392,6 +395,13 @@ impl Answer {
                 "the engine sent embeddings or scores for a text request",
             )),
             Output::Finished(finished) => self.take_end(*finished, out).map(Some),
+        }
+    }
+
+    /// Notes that the engine made a step for the answer.
+    fn note_step(&mut self) {
+        if let Some(steps) = &mut self.steps {
+            steps.step();
         }
     }
 

@@ -1,6 +1,6 @@
 use futures_util::stream;
 use genset_backend_common::output::{self, Finish, PredictionTokens, TextChunk};
-use genset_backend_common::{FinishReason, OutputStream, RequestContext};
+use genset_backend_common::{FinishReason, MetricsRegistry, OutputStream, RequestContext};
 use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 
@@ -236,4 +236,33 @@ async fn a_whole_answer_is_refused_where_there_is_no_memory_for_it() {
     assert!(memory.bytes() >= 200_000, "{memory:?}");
     drop(memory);
     assert_eq!(budget.used(), 0);
+}
+
+/// An engine may count the tokens of all its objects in the last one.
+#[tokio::test]
+async fn an_answer_in_objects_is_queued_until_the_first_one_with_text() {
+    let object = |delta: Value| text(&json!({"choices": [{"delta": delta}]}).to_string(), 0);
+    let items = vec![
+        object(json!({"role": "assistant"})),
+        object(json!({"content": "Hi"})),
+        text(r#"{"choices": [], "usage": {"completion_tokens": 2}}"#, 2),
+        finished(Finish::stop(), 2),
+    ];
+    let registry = MetricsRegistry::default();
+    let steps = StepMetrics::register(&registry);
+    let account = Arc::new(Account::new(None, TokenCounters::default()));
+    let mut answer = answer(items, &[])
+        .with_splitter(Splitter::of_objects(), Arc::default())
+        .measured(&steps, Instant::now(), account);
+    for queued in [1, 0] {
+        assert_eq!(answer.next_deltas(|_| {}).await.unwrap(), None);
+        let shown = registry.encode();
+        let line = format!("genset_http_answers_queued {queued}\n");
+        assert!(shown.contains(&line), "{shown}");
+    }
+    let shown = registry.encode();
+    assert!(
+        shown.contains("genset_http_time_to_first_token_seconds_count 1\n"),
+        "{shown}"
+    );
 }
