@@ -124,7 +124,9 @@ impl TwoLegs {
 
     /// Handles the end of the prefill leg; returns the item to stream, if any.
     fn prefilled(&mut self, mut finished: Finished) -> Option<Item> {
-        self.parts.metrics.prefilled_in(self.since.elapsed());
+        if finished.reason != FinishReason::Cancelled {
+            self.parts.metrics.prefilled_in(self.since.elapsed());
+        }
         let transfer = finished.transfer.take();
         let goes_on = finished.reason == FinishReason::Length
             && self.first.len() + finished.last.len() < self.most_tokens();

@@ -200,6 +200,18 @@ async fn what_ends_with_its_first_token_has_one_leg() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_was_not_computed_has_no_time() {
+    for (does, count) in [(Does::Stops, 1), (Does::IsCancelled, 0)] {
+        let prefill = Fake::new(0, [does]);
+        let site = site(&prefill, &Fake::new(10, []));
+        site.ask(request()).await.end.unwrap();
+        let text = site.registry.encode();
+        let line = format!("genset_disaggregated_prefill_seconds_count {count}\n");
+        assert!(text.contains(&line), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn without_a_pool_a_request_stays_whole() {
     let answers = || Fake::new(20, [Does::Answers]);
     let (whole, prefill, decode) = (answers(), Fake::new(0, []), Fake::new(10, []));

@@ -26,6 +26,8 @@ pub(super) enum Does {
     Prefills,
     /// Streams the first token, which ends the answer.
     Stops,
+    /// Ends a cancelled answer before its first token.
+    IsCancelled,
     /// Streams the whole answer.
     Answers,
     /// Streams this many tokens, and is then lost.
@@ -116,6 +118,7 @@ fn answer(request: &GenerateRequest, does: Does) -> Result<OutputStream, EngineE
             )]
         }
         Does::Stops => vec![end(Finish::stop_token(3).with_last(token(prompt)), 0)],
+        Does::IsCancelled => vec![end(Finish::cancelled(), 0)],
         Does::Answers => whole(0),
         Does::AnswersOtherwise => whole(1),
         Does::Dies(count, kind) => {
