@@ -35,16 +35,17 @@ pub(crate) fn become_module(module: &str, arguments: &[OsString]) -> String {
 }
 
 /// The interpreter that `GENSET_PYTHON` names. Otherwise the one beside this program, as where the package installed the program;
-/// else that of the virtual environment; else the one in PATH.
+/// else that of the virtual environment; else the one in PATH. An empty variable counts as unset.
 fn interpreter() -> PathBuf {
-    if let Some(named) = env::var_os(PYTHON) {
+    let given = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(named) = given(PYTHON) {
         return named.into();
     }
     let beside = env::current_exe()
         .ok()
         .and_then(|program| Some(program.parent()?.join("python3")));
     let of_environment =
-        env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python3"));
+        given("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python3"));
     let mut found = [beside, of_environment].into_iter().flatten();
     found
         .find(|python| python.is_file())

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 
 use crate::support::{genset, run, run_with, tiny_chat};
 
@@ -241,6 +242,20 @@ async fn commands_of_the_python_package_say_where_it_is_missing() {
     // An interpreter that has the package receives the command.
     let mut genset = genset(&["serve", "--help"]);
     genset.env("GENSET_PYTHON", "/bin/echo");
+    let ended = run_with(genset, b"").await;
+    assert_eq!(ended.stdout, "-m genset.serve --help\n", "{ended:?}");
+}
+
+#[tokio::test]
+async fn an_empty_variable_names_no_interpreter() {
+    let environment = tempfile::tempdir().unwrap();
+    let python = environment.path().join("bin/python3");
+    fs::create_dir(environment.path().join("bin")).unwrap();
+    fs::write(&python, "#!/bin/sh\necho \"$@\"\n").unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut genset = genset(&["serve", "--help"]);
+    genset.env("GENSET_PYTHON", "");
+    genset.env("VIRTUAL_ENV", environment.path());
     let ended = run_with(genset, b"").await;
     assert_eq!(ended.stdout, "-m genset.serve --help\n", "{ended:?}");
 }
