@@ -153,7 +153,8 @@ fn is_set_as_first(subscriber: impl Into<Dispatch>) -> bool {
 #[cfg(not(feature = "otlp"))]
 fn install(subscriber: impl Into<Dispatch>) -> (Logging, bool) {
     let is_first = is_set_as_first(subscriber);
-    if is_first && std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
+    let endpoint = std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT");
+    if is_first && endpoint.is_some_and(|endpoint| !endpoint.is_empty()) {
         tracing::warn!(
             "OTEL_EXPORTER_OTLP_ENDPOINT is set, but this build exports no spans; build with the feature otlp"
         );

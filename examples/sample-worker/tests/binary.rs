@@ -210,3 +210,14 @@ async fn a_setting_that_the_engine_refuses_ends_with_code_2() {
         assert!(log.contains(setting), "{log}");
     }
 }
+
+/// Compose files set it so where nothing is given.
+#[tokio::test]
+async fn an_empty_endpoint_of_a_collector_is_none() {
+    let mut command = worker(&["--vocab-size", "0"]);
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "");
+    let ended = soon(command.output()).await.unwrap();
+    let log = String::from_utf8_lossy(&ended.stderr);
+    assert!(log.contains("vocab_size"), "{log}");
+    assert!(!log.contains("OTEL"), "{log}");
+}
