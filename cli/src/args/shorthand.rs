@@ -44,9 +44,10 @@ pub(super) fn refuse_foreign(given: &[OsString]) -> Result<(), EngineError> {
 fn is_command(command: &clap::Command, word: &OsStr) -> bool {
     let of_all = ["help", "-h", "--help", "-V", "--version"];
     of_all.iter().any(|known| word == *known)
-        || command
-            .get_subcommands()
-            .any(|known| word == known.get_name())
+        || command.get_subcommands().any(|known| {
+            let mut names = known.get_all_aliases().chain([known.get_name()]);
+            names.any(|name| word == name)
+        })
 }
 
 /// Whether it is a flag, `in=`, `out=`, or a model. A misspelt command is none of them.
@@ -112,5 +113,7 @@ mod tests {
             [program, "run", "in=http"]
         );
         assert_eq!(told(&[program, "--version"]), [program, "--version"]);
+        // Another name of `list`.
+        assert_eq!(told(&[program, "ls"]), [program, "ls"]);
     }
 }
