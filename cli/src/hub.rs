@@ -3,6 +3,7 @@
 mod commands;
 mod shown;
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use genset_backend_common::{EngineError, ErrorKind};
@@ -45,7 +46,11 @@ fn needs(output: &OutputKind) -> Option<Needs> {
 /// A model of the hub, if `path` does not exist on this disk and is a valid name.
 pub(crate) fn named(path: &Path) -> Option<ModelRef> {
     let text = path.to_str()?;
-    let is_named = text.starts_with("hf://") || !path.exists();
+    let is_here = path.try_exists().unwrap_or_else(|error| {
+        // What this process may not look at is a path. Nothing is in a file.
+        error.kind() != io::ErrorKind::NotADirectory
+    });
+    let is_named = text.starts_with("hf://") || !is_here;
     is_named.then(|| text.parse().ok())?
 }
 

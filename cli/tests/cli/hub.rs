@@ -107,6 +107,20 @@ async fn what_is_not_there_is_told_with_the_next_step() {
     );
 }
 
+#[tokio::test]
+async fn a_path_that_may_not_be_looked_at_is_no_name() {
+    let cache = cache();
+    let folder = tempfile::tempdir().expect("a folder to write to");
+    fs::create_dir(folder.path().join("org")).expect("a folder to write to");
+    // Unlike a folder without permission, such a link also stops the superuser.
+    std::os::unix::fs::symlink("tiny", folder.path().join("org/tiny"))
+        .expect("a folder to write to");
+    let mut command = offline(&["in=stdin", "out=sample", "org/tiny"], &cache);
+    command.current_dir(folder.path());
+    let refused = run_with(command, b"").await;
+    refused.fails(2, "MODEL: cannot read org/tiny");
+}
+
 /// Each of them may be a name on the hub: a cached model is used, and a missing one is reported with its setting.
 #[tokio::test]
 async fn draft_models_benches_and_tokenizers_are_named_as_models_are() {
