@@ -321,7 +321,11 @@ pub(crate) fn required_model(kind: ServerKind, path: Option<&Path>) -> Result<&P
     if is_one {
         return Ok(path);
     }
-    let problem = format!("{} is not {wanted}, which out={kind} needs", path.display());
+    let shown = path.display();
+    let problem = match path.try_exists() {
+        Ok(_) => format!("{shown} is not {wanted}, which out={kind} needs"),
+        Err(error) => format!("cannot read {shown}: {error}"),
+    };
     Err(EngineError::invalid_argument("MODEL", problem))
 }
 
