@@ -40,8 +40,20 @@ struct TokenConfig {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum OneOrMany {
-    One(TokenId),
-    Many(Vec<TokenId>),
+    One(i64),
+    Many(Vec<i64>),
+}
+
+impl OneOrMany {
+    /// The ids. A negative one stands for none, as in `transformers`.
+    fn token_ids(self) -> Vec<TokenId> {
+        let ids = match self {
+            Self::One(id) => vec![id],
+            Self::Many(ids) => ids,
+        };
+        let token_ids = ids.into_iter().map(TokenId::try_from);
+        token_ids.filter_map(Result::ok).collect()
+    }
 }
 
 impl TextFiles {
@@ -83,12 +95,12 @@ impl TextFiles {
             let Some(content) = file(name) else { continue };
             let config: TokenConfig =
                 serde_json::from_slice(&content).map_err(|error| bad_file(name, error))?;
-            match config.eos_token_id {
-                Some(OneOrMany::One(id)) => eos_token_ids.push(id),
-                Some(OneOrMany::Many(ids)) => eos_token_ids.extend(ids),
-                None => continue,
+            eos_token_ids = config
+                .eos_token_id
+                .map_or_else(Vec::new, OneOrMany::token_ids);
+            if !eos_token_ids.is_empty() {
+                break;
             }
-            break;
         }
         if eos_token_ids.is_empty() {
             let eos = source

@@ -55,6 +55,21 @@ async fn extensions_may_stand_in_three_places() {
     }
 }
 
+/// As in `transformers`.
+#[tokio::test]
+async fn a_negative_id_ends_no_sequence() {
+    for (ids, expected) in [(json!([-1, 0]), 0), (json!(-1), 2)] {
+        let generation = json!({"eos_token_id": ids}).to_string();
+        let worker = with_file(worker_config(), "generation_config.json", generation);
+        let engine = Script::tokens(encode("Hi"));
+        let site = Site::with_worker(config(), worker, engine.clone()).await;
+        let response = site.post(CHAT, &chat("Hello", json!({}))).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert_eq!(*engine.requests()[0].stop.eos_token_ids, [expected]);
+        site.close().await;
+    }
+}
+
 #[tokio::test]
 async fn max_completion_tokens_goes_before_max_tokens() {
     let limit = |further| async { seen_one(further).await.stop.max_tokens };
