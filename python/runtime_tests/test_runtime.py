@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import math
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -259,8 +260,13 @@ async def test_a_timeout_that_is_too_long_for_the_clock_is_none() -> None:
         return {"deadline_ms": context.deadline_ms}
 
     async with served(handler) as (_, client):
-        assert (await client.random({}, timeout=sys.maxsize)).deadline_ms is None
+        for timeout in (sys.maxsize, math.inf):
+            assert len(await client.wait_for_instances(timeout)) == 1
+            assert (await client.random({}, timeout=timeout)).deadline_ms is None
         assert (await client.random({}, timeout=3600)).deadline_ms > 0
+        for timeout in (-1, math.nan):
+            with pytest.raises(ValueError, match="^timeout: .* is no number of seconds from 0$"):
+                await client.random({}, timeout=timeout)
 
 
 async def test_too_many_requests_are_refused() -> None:

@@ -105,8 +105,7 @@ impl Caller {
 
     /// Waits, as operation `op`, for an instance.
     fn wait_for_instances(&self, op: u64, timeout_s: f64) -> PyResult<()> {
-        let timeout = Duration::try_from_secs_f64(timeout_s)
-            .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
+        let timeout = timeout_of(timeout_s)?;
         let (client, inbox) = (Arc::clone(&self.client), self.inbox.clone());
         let wait = async move {
             let done = client.wait_for_instances(timeout).await;
@@ -140,10 +139,8 @@ impl Caller {
         let parent = parent.as_deref().map(|call| call.0.context().child());
         let mut ctx = parent.unwrap_or_else(|| RequestContext::new(new_id()));
         if let Some(timeout_s) = timeout_s {
-            let timeout = Duration::try_from_secs_f64(timeout_s)
-                .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
             // A time that is too long for the clock never comes.
-            if let Some(deadline) = Instant::now().checked_add(timeout) {
+            if let Some(deadline) = Instant::now().checked_add(timeout_of(timeout_s)?) {
                 ctx = ctx.with_deadline(deadline);
             }
         }
@@ -160,6 +157,15 @@ impl Caller {
         let task = AbortOnDropHandle::new(self.tasks.spawn_on(task, &self.handle));
         Ok(Asking { credit, task })
     }
+}
+
+/// The time that a caller gives as `timeout`. One that is too long to count, such as `math.inf`, is as long as there is.
+fn timeout_of(seconds: f64) -> PyResult<Duration> {
+    if seconds >= 0.0 {
+        return Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+    }
+    let problem = format!("timeout: {seconds} is no number of seconds from 0");
+    Err(PyValueError::new_err(problem))
 }
 
 fn new_id() -> String {
