@@ -124,7 +124,7 @@ async def test_a_worker_that_is_killed_ends_its_answers_with_an_error(counter: P
 
 def test_a_caller_that_is_killed_stops_the_handler(counter: Program, start: Callable[..., Program]) -> None:
     caller = start("caller.py")
-    caller.wait_for("3")
+    caller.wait_for("number 3")
     caller.stop(signal.SIGKILL)
     # Its request would keep the worker running for the whole grace.
     assert counter.stop() == 0
@@ -133,9 +133,18 @@ def test_a_caller_that_is_killed_stops_the_handler(counter: Program, start: Call
 
 def test_ctrl_c_ends_a_script_that_only_calls(counter: Program, start: Callable[..., Program]) -> None:
     caller = start("caller.py")
-    caller.wait_for("3")
+    caller.wait_for("number 3")
     assert caller.stop(signal.SIGINT) == -signal.SIGINT
     assert "KeyboardInterrupt" in caller.lines[-1]
+    assert counter.stop() == 0
+    assert_grace_left(counter)
+
+
+def test_sigterm_cancels_a_worker_that_only_calls(counter: Program, start: Callable[..., Program]) -> None:
+    caller = start("caller.py", "worker")
+    caller.wait_for("number 3")
+    assert caller.stop() == 0, caller.lines
+    assert "cancelled" in caller.lines
     assert counter.stop() == 0
     assert_grace_left(counter)
 

@@ -1,16 +1,24 @@
-"""A script that only calls, and is interrupted while it waits."""
+"""A program that only calls, and is told to end while it waits: `caller.py [worker]`."""
 
 import asyncio
+import sys
 
-from genset.runtime import get_runtime
+from genset.runtime import get_runtime, worker
 
 
-async def main():
-    runtime = await get_runtime()
+async def main(runtime):
     client = await runtime.endpoint("demo/counter/count").client()
     print("calls", flush=True)
-    async for item in client.generate({"to": 1_000_000, "pause": 0.05}):
-        print(item.number, flush=True)
+    try:
+        async for item in client.generate({"to": 1_000_000, "pause": 0.05}):
+            print("number", item.number, flush=True)
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        raise
 
 
-asyncio.run(main())
+async def script():
+    await main(await get_runtime())
+
+
+asyncio.run(worker()(main)() if sys.argv[1:] == ["worker"] else script())

@@ -78,6 +78,7 @@ class Runtime:
         self._ending: asyncio.Task[None] | None = None
         self._models: dict[str, Model] = {}
         self._servers: set[asyncio.Task[Any]] = set()
+        self._has_served = False
         self._status: asyncio.Future[int | None] | None = None
         self.worker_id: int = bridge.node.new_instance_id()
         """The id under which this process's endpoints are listed, below 2^53."""
@@ -155,6 +156,7 @@ class Runtime:
 
     def note_server(self) -> None:
         """Registers this task as one that serves: it notices the drain by itself and gets `FINISH_S` to end after it."""
+        self._has_served = True
         task = asyncio.current_task()
         if task is not None:
             self._servers.add(task)
@@ -441,7 +443,9 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
     endings: list[asyncio.Task[None]] = []
 
     async def end() -> None:
-        await runtime.finish(hurried)
+        # Without anything to drain, the function is cancelled before the shutdown ends its requests with an error.
+        if runtime._has_served:
+            await runtime.finish(hurried)
         # A function that waits for something else than its endpoints does not notice the drain.
         task.cancel()
 
@@ -454,8 +458,8 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
                 hurried.set_result(None)
             return
         logger.info("%s: draining; a second signal stops at once", name)
-        runtime.begin_shutdown()
         endings.append(loop.create_task(end()))
+        runtime.begin_shutdown()
 
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:
