@@ -196,7 +196,8 @@ def test_what_cannot_be_served_is_named(in_graph: None, monkeypatch: pytest.Monk
         assert serve.main(arguments) == 2
         return capsys.readouterr().err
 
-    assert "write MODULE:CLASS" in error("graph")
+    for target in ("graph", "graph:", ":Frontend", "./graph:Frontend"):
+        assert f"error: {target!r} names no class: write MODULE:CLASS" in error(target)
     assert "is it in this folder" in error("no_such:Class")
     assert "has no class Other" in error("graph:Other")
     assert "decorate the class" in error("graph:Prompt")

@@ -66,8 +66,9 @@ class Process:
 
 def load(target: str) -> ServiceSpec:
     """Loads the service of MODULE:CLASS from the current folder or the installed packages; raises `UsageError` if there is none."""
-    module, colon, name = target.partition(":")
-    if not colon or not name:
+    module, _, name = target.partition(":")
+    # A name that begins with a dot is one within a package, or a path.
+    if not module or module.startswith(".") or not name:
         raise UsageError(f"{target!r} names no class: write MODULE:CLASS, such as graph:Frontend")
     sys.path.insert(0, os.getcwd())
     try:
