@@ -103,6 +103,23 @@ async def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
     assert dying.seen[-1] == "cleanup"
 
 
+class Sloppy(Engine):
+    """Cannot clean up what did not start."""
+
+    async def cleanup(self) -> None:
+        await super().cleanup()
+        raise AttributeError("there is no device")
+
+
+async def test_an_error_of_cleanup_does_not_replace_that_of_start(caplog: pytest.LogCaptureFixture) -> None:
+    sloppy = Sloppy(exceptions.EngineShutdown("no weights"))
+    async with await Runtime.connect() as runtime:
+        with pytest.raises(exceptions.EngineShutdown, match="no weights"):
+            await Worker(sloppy, CONFIG, runtime=runtime).run()
+    assert sloppy.seen == ["start", "cleanup"]
+    assert "there is no device" in caplog.text
+
+
 class Mute(Engine):
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         await asyncio.Event().wait()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -108,7 +109,17 @@ class Worker:
         finally:
             self._service = None
             early.end(self._publish_now)
-            await called(engine.cleanup)
+            await self._clean_up(has_failed=isinstance(sys.exc_info()[1], Exception))
+
+    async def _clean_up(self, has_failed: bool) -> None:
+        """Cleans the engine up. If the worker has failed, an error of `cleanup` is logged and does not replace the worker's."""
+        try:
+            await called(self.engine.cleanup)
+        except Exception:
+            if not has_failed:
+                raise
+            logger.exception("cleanup failed")
+        else:
             logger.info("engine cleaned up")
 
     async def _hook(self, request: Any) -> dict[str, Any] | None:
