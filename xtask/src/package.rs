@@ -269,8 +269,13 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
         "others can read {secret}: {mode:o}"
     );
     units_start("/usr/bin/genset", &root.join(UNITS_FOLDER))?;
+    // As the units make them.
+    let kept = ["var/cache/genset", "var/lib/genset"];
+    for folder in kept {
+        fs::create_dir_all(root.join(folder).join("some"))?;
+    }
     run_command(dpkg(&root)?.args(["--purge", "genset"]))?;
-    for gone in ["usr/bin/genset", "etc/genset"] {
+    for gone in ["usr/bin/genset", "etc/genset"].into_iter().chain(kept) {
         ensure!(!root.join(gone).exists(), "{gone} is left");
     }
     remove(&root)?;
