@@ -63,6 +63,8 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
         if name == "http":
             # The models that the graph's `on_start` registers are unknown here.
             ready = {"path": "/live", "port": "http"}
+            # From SIGTERM on it refuses requests, and the Service sends some for a while.
+            assert container["lifecycle"] == {"preStop": {"exec": {"command": ["sleep", "10"]}}}
         assert probes == {"startup": live, "liveness": live, "readiness": ready}, name
         asked = services[name]["healthcheck"]["test"]
         assert asked[0] == "CMD" and f"http://127.0.0.1:{ports[ready['port']]}{ready['path']}" in asked[-1], name

@@ -146,6 +146,8 @@ START_S = 1800
 """How long a service may take until it responds: it imports its modules first."""
 PERIOD_S, TIMEOUT_S = 5, 5
 STATUS_OF_CONTAINER = {"name": "status", "containerPort": STATUS_PORT}
+LEAVING_S = 10
+"""How long the frontend waits for its SIGTERM in Kubernetes, until the Service sends it nothing more: from then on it refuses requests."""
 HTTP_FAILURES = 2
 """The number of failed checks in a row after which the frontend is not ready."""
 
@@ -231,6 +233,7 @@ def kubernetes(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub(
         "env": _env({**FLEET, **STATUS}),
         "ports": [{"name": "http", "containerPort": HTTP_PORT}, STATUS_OF_CONTAINER],
         **_probes(_asks(_ready_path(services), HTTP_FAILURES, "http")),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVING_S)]}}},
     }
     documents = [
         _kubernetes_service("etcd", 2379),
