@@ -309,9 +309,9 @@ impl Trial {
         }
     }
 
-    /// Waits for `future`, for at most `limit` plus the time in which the machine did not let it run. A limit longer than the
-    /// wall clock's holds too: nothing can be read during the wait, so it does not count as silence, unless `future` blocks the
-    /// check's thread.
+    /// Waits for `future`, for at most `limit` plus the time in which the machine did not let it run. A limit that is not shorter
+    /// than the wall clock's holds too: nothing can be read during the wait, so it does not count as silence, unless `future`
+    /// blocks the check's thread.
     ///
     /// # Errors
     /// Fails with `what` if the limit passes.
@@ -324,7 +324,7 @@ impl Trial {
         let Limits { call, wall, .. } = self.limits();
         // Not for shorter waits: an answer of slow items would then have the limit for each item. And not on a paused clock,
         // where a call has hours: waits in parts would give time to things that do not follow that clock.
-        let is_noted = limit > wall && call < wall;
+        let is_noted = limit >= wall && call < wall;
         let part = if is_noted {
             self.wait_interval()
         } else {

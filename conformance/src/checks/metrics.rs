@@ -415,7 +415,8 @@ fn canary(live: &Live) -> GenerateRequest {
     }
 }
 
-/// The number of tokens of each answer that keeps an engine busy during its canary.
+/// The number of tokens of each prompt and answer that keep an engine busy during its canary.
+const LOAD_PROMPT_TOKENS: u32 = 15;
 const LOAD_TOKENS: u32 = 8;
 
 async fn canary_under_load(trial: Trial) -> CheckResult {
@@ -423,9 +424,10 @@ async fn canary_under_load(trial: Trial) -> CheckResult {
     // As many as it declares to run, and some that wait.
     let sequences = live.config.max_num_seqs.unwrap_or(8).clamp(1, 64) + 4;
     // The canary may be served after all of them.
-    let turn = one_after_the_other(&live, sequences + 1, LOAD_TOKENS);
+    let turn = one_after_the_other(&live, sequences + 1, LOAD_PROMPT_TOKENS + LOAD_TOKENS);
+    let prompt_len = usize::try_from(LOAD_PROMPT_TOKENS).unwrap_or(1);
     let others = join_all((0..sequences).map(|_| async {
-        let request = live.request(15, LOAD_TOKENS);
+        let request = live.request(prompt_len, LOAD_TOKENS);
         let ctx = live.context(&request);
         match live.try_generate_within(turn, request, ctx).await? {
             // CC07 judges how an engine behaves above its capacity.

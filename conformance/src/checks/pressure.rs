@@ -112,12 +112,13 @@ pub(super) fn patience(live: &Live, pace: Duration) -> Duration {
     live.trial.limits().cancel + pace * 8
 }
 
-/// The number of tokens that an engine completes within the limit of a call, at the pace of its warm-up.
+/// The number of tokens, of prompts and answers, that an engine computes within the limit of a call, at the pace of its warm-up.
 const CALL_TOKENS: u32 = 100;
 
-/// The time limit for the last of `count` answers of `tokens` tokens: an engine may gain nothing from batching.
+/// The time limit for the last of `count` requests, each with `tokens` tokens of its prompt and its answer: an engine may gain
+/// nothing from batching.
 pub(super) fn one_after_the_other(live: &Live, count: u32, tokens: u32) -> Duration {
-    live.trial.limits().call * (1 + count.saturating_mul(tokens) / CALL_TOKENS)
+    live.trial.limits().call * (2 + count.saturating_mul(tokens) / CALL_TOKENS)
 }
 
 /// Sends `request` until it is not refused as `Overloaded`, and reads its first item, which must not be that either.

@@ -22,29 +22,37 @@ use crate::trial::{Trial, Variation};
 /// The time per item.
 const ITEM: Duration = Duration::from_millis(30);
 
-/// The number of items of the warm-up requests, including their ends.
-const WARM_UP_ITEMS: u32 = 15;
+/// The time per token of a prompt, of an engine that computes prompts slowly.
+const SLOW: Duration = Duration::from_millis(250);
 
-/// Computes one token at a time, however many requests run. Requests beyond the engine's seats wait inside `generate`.
+/// Computes one item at a time, however many requests run. Requests beyond the engine's seats wait inside `generate`.
 struct Turns {
     seats: Option<u32>,
     free: Arc<Semaphore>,
     device: Arc<Mutex<()>>,
+    /// The time per token of a prompt, which its first item takes longer.
+    prompt_token: Duration,
 }
 
 /// The sample engine, which takes turns.
-fn turns(seats: Option<u32>) -> Subject {
+fn turns(seats: Option<u32>, prompt_token: Duration) -> Subject {
     let args = SampleArgs {
         vocab_size: 1000,
         token_delay_ms: 0,
     };
+    taking_turns(SampleEngine::from_args(&args).into(), seats, prompt_token)
+}
+
+/// An engine that takes turns.
+fn taking_turns(subject: Subject, seats: Option<u32>, prompt_token: Duration) -> Subject {
     let free = seats.and_then(|seats| usize::try_from(seats).ok());
     let turns = Turns {
         seats,
         free: Arc::new(Semaphore::new(free.unwrap_or(Semaphore::MAX_PERMITS))),
         device: Arc::default(),
+        prompt_token,
     };
-    faulty(SampleEngine::from_args(&args).into(), turns)
+    faulty(subject, turns)
 }
 
 #[async_trait]
@@ -55,13 +63,15 @@ impl Fault for Turns {
 
     async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
         let seat = Arc::clone(&self.free).acquire_owned().await.ok();
+        let prompt = self.prompt_token * call.request.prompt_tokens().unwrap_or(0);
         let outputs = inner.generate(call.request, call.ctx).await?;
         let device = Arc::clone(&self.device);
-        let items = outputs.then(move |item| {
+        let items = outputs.enumerate().then(move |(place, item)| {
             let device = Arc::clone(&device);
+            let time = if place == 0 { prompt + ITEM } else { ITEM };
             async move {
                 let _turn = device.lock().await;
-                tokio::time::sleep(ITEM).await;
+                tokio::time::sleep(time).await;
                 item
             }
         });
@@ -70,18 +80,36 @@ impl Fault for Turns {
     }
 }
 
-async fn tried(id: &str, factory: impl Factory) -> CheckResult {
+/// The result of a check of an engine that takes turns, with the limits from its warm-up: three answers of four tokens and an
+/// end.
+async fn tried(id: &str, prompt_token: Duration, factory: impl Factory) -> CheckResult {
     let check = find(id).unwrap();
-    let limits = Limits::scaled(ITEM * WARM_UP_ITEMS);
+    let limits = Limits::scaled((prompt_token * 4 + ITEM * 5) * 3);
     let trial = Trial::new(Arc::new(factory), check.id, limits, Variation::default());
     (check.run)(trial).await
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_has_the_time_of_those_before() {
-    let clean: Clean = Arc::new(|_: &Scenario| turns(None));
+    let fast = Duration::ZERO;
+    let clean: Clean = Arc::new(move |_: &Scenario| turns(None, fast));
     let queue = move |scenario: &Scenario| slotted(&clean, scenario);
-    assert_eq!(tried("CC12", queue).await, Ok(()));
-    let seats = |_: &Scenario| turns(Some(32));
-    assert_eq!(tried("MT06", seats).await, Ok(()));
+    assert_eq!(tried("CC12", fast, queue).await, Ok(()));
+    let seats = move |_: &Scenario| turns(Some(32), fast);
+    assert_eq!(tried("MT06", fast, seats).await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_has_the_time_of_the_prompts_before() {
+    for (id, seats) in [
+        ("CC07", 32),
+        ("CC13", 32),
+        ("MT06", 32),
+        // All of them begin, and wait in their streams.
+        ("CC08", 64),
+        ("CC14", 64),
+    ] {
+        let slow = move |_: &Scenario| turns(Some(seats), SLOW);
+        assert_eq!(tried(id, SLOW, slow).await, Ok(()), "{id}");
+    }
 }

@@ -284,11 +284,27 @@ impl Live {
     ///
     /// # Errors
     /// Fails if it is refused or not accepted in time.
-    pub async fn generate(&self, request: GenerateRequest) -> Result<Running, Stop> {
-        let deadline = Instant::now() + self.trial.limits().call;
+    pub fn generate(
+        &self,
+        request: GenerateRequest,
+    ) -> impl Future<Output = Result<Running, Stop>> {
+        self.generate_within(self.trial.limits().call, request)
+    }
+
+    /// As [`Self::generate`], with its own limit.
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    async fn generate_within(
+        &self,
+        limit: Duration,
+        request: GenerateRequest,
+    ) -> Result<Running, Stop> {
+        let deadline = Instant::now() + limit;
         loop {
             let ctx = self.context(&request);
-            let error = match self.try_generate(request.clone(), ctx).await? {
+            let sent = self.try_generate_within(limit, request.clone(), ctx);
+            let error = match sent.await? {
                 Ok(running) => return Ok(running),
                 Err(error) => error,
             };
@@ -343,10 +359,23 @@ impl Live {
     ///
     /// # Errors
     /// Fails if it is refused, or its stream does not end in time.
-    pub async fn answer(&self, request: GenerateRequest) -> Result<Answer, Stop> {
-        let deadline = Instant::now() + self.trial.limits().call;
+    pub fn answer(&self, request: GenerateRequest) -> impl Future<Output = Result<Answer, Stop>> {
+        self.answer_within(self.trial.limits().call, request)
+    }
+
+    /// As [`Self::answer`], with its own limit for the call and for each item.
+    ///
+    /// # Errors
+    /// As [`Self::answer`].
+    pub(crate) async fn answer_within(
+        &self,
+        limit: Duration,
+        request: GenerateRequest,
+    ) -> Result<Answer, Stop> {
+        let deadline = Instant::now() + limit;
         loop {
-            let answer = self.generate(request.clone()).await?.finish().await?;
+            let running = self.generate_within(limit, request.clone()).await?;
+            let answer = running.finish_within(limit).await?;
             match answer.error() {
                 Some(error) if answer.items.len() == 1 && error.kind() == ErrorKind::Overloaded => {
                     self.pause_if_full(&request, error, deadline).await?;

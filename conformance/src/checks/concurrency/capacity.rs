@@ -1,6 +1,7 @@
 //! An engine that is full, or busy with one long request.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
 use genset_backend_common::{ErrorKind, GenerateRequest};
@@ -8,7 +9,9 @@ use tokio::task::{unconstrained, yield_now};
 
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail};
-use crate::checks::pressure::{ensure_complete, ensure_room_for, long_request, request, slots};
+use crate::checks::pressure::{
+    ensure_complete, ensure_room_for, long_request, one_after_the_other, request, slots,
+};
 use crate::trial::{Live, Trial};
 
 pub(super) async fn short_beside_long(trial: Trial) -> CheckResult {
@@ -26,14 +29,18 @@ pub(super) async fn short_beside_long(trial: Trial) -> CheckResult {
 }
 
 /// Sends a request to an engine that may be full. Returns its answer, or `None` if it was refused as overloaded; the caller
-/// judges any other failure.
-pub(super) async fn send(live: &Live, request: GenerateRequest) -> Result<Option<Answer>, Stop> {
+/// judges any other failure. `turn` is the time limit for the last of all requests: it may wait for those before it inside
+/// `generate`, and in its stream.
+pub(super) async fn send(
+    live: &Live,
+    request: GenerateRequest,
+    turn: Duration,
+) -> Result<Option<Answer>, Stop> {
     let ctx = live.context(&request);
     let is_overloaded = |kind| kind == ErrorKind::Overloaded;
-    match live.try_generate(request, ctx).await? {
+    match live.try_generate_within(turn, request, ctx).await? {
         Ok(running) => {
-            // It waits for all requests before it.
-            let answer = running.finish_within(live.trial.limits().call * 2).await?;
+            let answer = running.finish_within(turn).await?;
             let is_refused =
                 answer.items.len() == 1 && answer.error().is_some_and(|e| is_overloaded(e.kind()));
             Ok(Some(answer).filter(|_| !is_refused))
@@ -48,9 +55,10 @@ pub(super) async fn send(live: &Live, request: GenerateRequest) -> Result<Option
 
 pub(super) async fn over_capacity(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let count = u64::from(slots(&live) * 2 + 4);
+    let count = slots(&live) * 2 + 4;
+    let turn = one_after_the_other(&live, count, 4 + 2);
     let mut answered = 0;
-    let sent = (0..count).map(|seed| send(&live, request(&live, 4, seed, 2)));
+    let sent = (0..u64::from(count)).map(|seed| send(&live, request(&live, 4, seed, 2), turn));
     for served in join_all(sent).await {
         if let Some(answer) = served? {
             ensure_complete(&answer, 2, "the answer of a full engine")?;
@@ -91,13 +99,15 @@ pub(super) async fn no_starvation(trial: Trial) -> CheckResult {
 /// The maximum number of other requests that were served while one waited.
 async fn most_overtaken(live: &Live, clients: u32) -> Result<u32, Stop> {
     let served = AtomicU32::new(0);
+    let turn = one_after_the_other(live, clients, 4 + 1);
     let turns = (0..clients).map(|seed| {
         let served = &served;
         async move {
             let mut most_overtaken = 0;
             for _ in 0..TURNS {
                 let before = served.load(Ordering::Relaxed);
-                if let Some(answer) = send(live, request(live, 4, u64::from(seed), 1)).await? {
+                let request = request(live, 4, u64::from(seed), 1);
+                if let Some(answer) = send(live, request, turn).await? {
                     ensure!(
                         answer.finished().is_some(),
                         "a full engine failed: {:?}",

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::check::{CheckResult, Stop, ensure};
-use crate::checks::pressure::request;
+use crate::checks::pressure::{one_after_the_other, request};
 use crate::trial::{Live, Trial};
 
 /// More requests than the runtime has threads, so that blocking requests occupy all of them.
@@ -18,6 +18,9 @@ const REQUESTS: u32 = 4;
 const ATTEMPTS: u32 = 3;
 
 const BEAT: Duration = Duration::from_millis(5);
+
+/// The number of tokens in each answer.
+const ANSWER_TOKENS: u32 = 6;
 
 pub(super) async fn goes_on(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
@@ -38,6 +41,9 @@ pub(super) async fn goes_on(trial: Trial) -> CheckResult {
 
 /// The longest time between two beats during the requests.
 async fn longest_gap(live: &Live, attempt: u32) -> Result<Duration, Stop> {
+    let prompt_tokens = live.config.context_length_tokens.min(128) / 2;
+    let prompt_len = usize::try_from(prompt_tokens).unwrap_or(1);
+    let turn = one_after_the_other(live, REQUESTS, prompt_tokens + ANSWER_TOKENS);
     let is_over = Arc::new(AtomicBool::new(false));
     let mut heart = JoinSet::new();
     heart.spawn(beat(Arc::clone(&is_over)));
@@ -46,9 +52,8 @@ async fn longest_gap(live: &Live, attempt: u32) -> Result<Duration, Stop> {
         let live = live.clone();
         requests.spawn(async move {
             let seed = u64::from(attempt * REQUESTS + index);
-            let prompt_len = live.config.context_length_tokens.min(128) / 2;
-            let prompt_len = usize::try_from(prompt_len).unwrap_or(1);
-            let answer = live.answer(request(&live, prompt_len, seed, 6)).await?;
+            let request = request(&live, prompt_len, seed, ANSWER_TOKENS);
+            let answer = live.answer_within(turn, request).await?;
             ensure!(
                 answer.finished().is_some(),
                 "a plain request failed: {:?}",

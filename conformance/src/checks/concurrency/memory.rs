@@ -9,7 +9,7 @@ use super::capacity::send;
 use super::mixed::Known;
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::checks::near;
-use crate::checks::pressure::{request, slots};
+use crate::checks::pressure::{one_after_the_other, request, slots};
 use crate::trial::{Live, Trial};
 
 /// The total number of tokens: takes a moment on a paused clock, and in real time on a slow CPU.
@@ -94,7 +94,10 @@ pub(super) async fn more_than_there_is(trial: Trial) -> CheckResult {
     for request in &requests {
         alone.push(live.answer(request.clone()).await?);
     }
-    let sent = requests.iter().map(|request| send(&live, request.clone()));
+    let turn = one_after_the_other(&live, rush.count, rush.prompt_len + rush.max_tokens);
+    let sent = requests
+        .iter()
+        .map(|request| send(&live, request.clone(), turn));
     let mut answered = 0;
     for (served, alone) in join_all(sent).await.into_iter().zip(&alone) {
         if let Some(answer) = served? {

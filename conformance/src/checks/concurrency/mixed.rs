@@ -13,7 +13,7 @@ use super::capacity::send;
 use crate::answer::{Answer, Generated};
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::checks::near::{self, Choice};
-use crate::checks::pressure::{ensure_complete, pace, request, slots};
+use crate::checks::pressure::{ensure_complete, one_after_the_other, pace, request, slots};
 use crate::checks::words::words_of;
 use crate::trial::{Live, Trial};
 
@@ -23,6 +23,9 @@ const SHORT: u32 = 5;
 fn short_tokens(index: u32) -> u32 {
     2 + index % 3
 }
+
+/// The most tokens that one of them has, of its prompt and its answer.
+const MOST_SHORT_TOKENS: u32 = 7 + 4;
 
 /// The short requests, and their answers without other requests.
 pub(super) struct Known {
@@ -116,7 +119,8 @@ pub(super) async fn just_over_capacity(trial: Trial) -> CheckResult {
             .cycle()
             .take(usize::try_from(slots(&live) + more).unwrap_or(1));
         let when = format!("of one of {} requests at once", slots(&live) + more);
-        let served = join_all(sent.map(|request| send(&live, request.clone()))).await;
+        let turn = one_after_the_other(&live, slots(&live) + more, MOST_SHORT_TOKENS);
+        let served = join_all(sent.map(|request| send(&live, request.clone(), turn))).await;
         let mut answered = 0;
         for (served, index) in served.into_iter().zip((0..SHORT).cycle()) {
             if let Some(answer) = served? {
@@ -169,10 +173,13 @@ pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
     known.ensure_same(&answers[known.short.len() / 2], LONG_TOKENS, &alone, when)?;
 
     let clients = slots(&live) + 4;
-    let limit = (took + pace(&live).await? * clients) * PATIENCE;
+    let bounds = Bounds {
+        fair: (took + pace(&live).await? * clients) * PATIENCE,
+        turn: took + one_after_the_other(&live, clients, MOST_SHORT_TOKENS),
+    };
     let mut overtaken = 0;
     for seed in 2..2 + TRIES {
-        match starved(&live, &known, long(&live, words, seed), limit).await? {
+        match starved(&live, &known, long(&live, words, seed), bounds).await? {
             None => return Ok(()),
             Some(served) => overtaken = served,
         }
@@ -180,6 +187,15 @@ pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
     fail!(
         "a long prompt did not begin while {overtaken} short ones of {clients} clients were served, and not in any of {TRIES} tries"
     )
+}
+
+/// How long a request may wait beside a long prompt and the clients of short ones.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// The long one, beside clients that are served again and again.
+    fair: Duration,
+    /// The last of all requests.
+    turn: Duration,
 }
 
 /// State shared between the clients of short prompts and the client of a long one.
@@ -197,8 +213,9 @@ async fn starved(
     live: &Live,
     known: &Known,
     long: GenerateRequest,
-    limit: Duration,
+    bounds: Bounds,
 ) -> Result<Option<u32>, Stop> {
+    let Bounds { fair, turn } = bounds;
     let (seen, begun) = (Seen::default(), Instant::now());
     let clients = slots(live) + 4;
     let others = (0..clients)
@@ -209,9 +226,9 @@ async fn starved(
                 while !seen.has_begun.load(Ordering::Relaxed)
                     && !seen.is_over.load(Ordering::Relaxed)
                 {
-                    drop(send(live, short.clone()).await?);
+                    drop(send(live, short.clone(), turn).await?);
                     let served = seen.served.fetch_add(1, Ordering::Relaxed);
-                    let is_over = served > clients * PATIENCE && begun.elapsed() > limit;
+                    let is_over = served > clients * PATIENCE && begun.elapsed() > fair;
                     seen.is_over.fetch_or(is_over, Ordering::Relaxed);
                     yield_now().await;
                 }
@@ -219,15 +236,28 @@ async fn starved(
             }
         });
     // The others are polled first, so they have been sent before the long one.
-    let (others, starved) = join(join_all(others), first_token(live, long, &seen)).await;
+    let (others, starved) = join(
+        join_all(others),
+        first_token(live, long, &seen, fair + turn),
+    )
+    .await;
     others.into_iter().collect::<CheckResult>()?;
     starved
 }
 
-async fn first_token(live: &Live, long: GenerateRequest, seen: &Seen) -> Result<Option<u32>, Stop> {
+/// `limit` is the time after which the others have given up and all of them are served.
+async fn first_token(
+    live: &Live,
+    long: GenerateRequest,
+    seen: &Seen,
+    limit: Duration,
+) -> Result<Option<u32>, Stop> {
     let ctx = live.context(&long);
-    let first = match live.try_generate(long, ctx).await? {
-        Ok(mut running) => running.next().await.map(|first| (first, Some(running))),
+    let first = match live.try_generate_within(limit, long, ctx).await? {
+        Ok(mut running) => {
+            let first = running.next_within(limit).await;
+            first.map(|first| (first, Some(running)))
+        }
         Err(error) => Ok((Some(Err(error)), None)),
     };
     let served = seen.served.load(Ordering::Relaxed);

@@ -21,7 +21,7 @@ const MOST_RUNNING: u32 = 64;
 /// The number of concurrent sequences of an engine that declares none.
 const USUALLY_RUNNING: u32 = 16;
 
-/// The number of tokens per request: enough that running requests do not end before the last one arrives.
+/// The number of tokens per answer: enough that running requests do not end before the last one arrives.
 const ANSWER_TOKENS: u32 = 32;
 
 /// Records the order of first tokens.
@@ -100,7 +100,7 @@ async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
     let count = running.clamp(1, MOST_RUNNING) + WAITING;
     // They have their seats when the first of them begins; the other first tokens may still be in flight.
     let seated = declared.map_or(0, |seats| seats.min(count));
-    let turn = one_after_the_other(live, count + 1, ANSWER_TOKENS);
+    let turn = one_after_the_other(live, count + 1, 4 + ANSWER_TOKENS);
     let started = Started::default();
     let low = join_all((0..count).map(|seed| {
         let low = request(live, 4, u64::from(seed) + 1000 * round, ANSWER_TOKENS);
