@@ -113,3 +113,9 @@ async fn who_waits_has_the_time_of_the_prompts_before() {
         assert_eq!(tried(id, SLOW, slow).await, Ok(()), "{id}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_long_prompt_has_the_time_that_an_engine_needs_for_it() {
+    let slow = |_: &Scenario| turns(None, SLOW);
+    assert_eq!(tried("US08", SLOW, slow).await, Ok(()));
+}
