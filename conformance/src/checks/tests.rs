@@ -14,6 +14,7 @@ use super::find;
 use crate::check::CheckResult;
 use crate::limits::Limits;
 use crate::mutants::Clean;
+use crate::mutants::capable::capable;
 use crate::mutants::fault::{Call, Fault, Inner, faulty, held_to_end};
 use crate::mutants::slotted::slotted;
 use crate::subject::{Factory, Scenario, Subject};
@@ -24,6 +25,9 @@ const ITEM: Duration = Duration::from_millis(30);
 
 /// The time per token of a prompt, of an engine that computes prompts slowly.
 const SLOW: Duration = Duration::from_millis(250);
+
+/// How many times longer an item takes under a grammar.
+const GUIDED: u32 = 3;
 
 /// Computes one item at a time, however many requests run. Requests beyond the engine's seats wait inside `generate`.
 struct Turns {
@@ -64,11 +68,18 @@ impl Fault for Turns {
     async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
         let seat = Arc::clone(&self.free).acquire_owned().await.ok();
         let prompt = self.prompt_token * call.request.prompt_tokens().unwrap_or(0);
+        let item_time = match call.request.guided {
+            Some(_) => ITEM * GUIDED,
+            None => ITEM,
+        };
         let outputs = inner.generate(call.request, call.ctx).await?;
         let device = Arc::clone(&self.device);
         let items = outputs.enumerate().then(move |(place, item)| {
             let device = Arc::clone(&device);
-            let time = if place == 0 { prompt + ITEM } else { ITEM };
+            let time = match place {
+                0 => prompt + item_time,
+                _ => item_time,
+            };
             async move {
                 let _turn = device.lock().await;
                 tokio::time::sleep(time).await;
@@ -112,6 +123,13 @@ async fn who_waits_has_the_time_of_the_prompts_before() {
         let slow = move |_: &Scenario| turns(Some(seats), SLOW);
         assert_eq!(tried(id, SLOW, slow).await, Ok(()), "{id}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn guided_requests_do_not_wait_for_the_answers_of_others() {
+    let fast = Duration::ZERO;
+    let one_seat = move |scenario: &Scenario| taking_turns(capable(scenario), Some(1), fast);
+    assert_eq!(tried("GD05", fast, one_seat).await, Ok(()));
 }
 
 #[tokio::test(start_paused = true)]
