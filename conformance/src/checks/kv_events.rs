@@ -8,8 +8,11 @@
 
 mod soak;
 
+use std::time::Duration;
+
 use genset_backend_common::kv::{BlockHash, hash_blocks, salt_root};
 use genset_backend_common::{ErrorKind, GenerateRequest, TokenId};
+use tokio::time::Instant;
 
 use super::usage::unique_salt;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -83,7 +86,7 @@ impl Index {
                 if is_done(self) {
                     return Ok(());
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         trial.within(what, trial.limits().cancel, wait).await?
@@ -186,12 +189,35 @@ async fn fill(live: &Live, index: &mut Index) -> CheckResult {
         );
     }
     let blocks = block_count(live, 16, GENERATED_TOKENS)?;
-    for seed in 0..=(2 * total / blocks) {
-        let prompt = live.prompt(blocks * size, u64::try_from(seed).unwrap_or(0) + 100);
+    let prompts = u32::try_from(2 * total / blocks + 1).unwrap_or(u32::MAX);
+    let begun = Instant::now();
+    for sent in 0..prompts {
+        let prompt = live.prompt(blocks * size, u64::from(sent) + 100);
         send(live, &prompt).await?;
         index.read()?;
+        ensure_soon_filled(live, begun.elapsed(), sent + 1, prompts)?;
     }
     index.until_any(live).await
+}
+
+/// The number of prompts that tell how long all of them will take.
+const TELLING_PROMPTS: u32 = 4;
+
+/// Skips a check of an engine that in real time would not fill its cache before the check is given up: `time` is that of `sent`
+/// prompts.
+fn ensure_soon_filled(live: &Live, time: Duration, sent: u32, prompts: u32) -> CheckResult {
+    if sent < TELLING_PROMPTS || live.trial.keeps_virtual_time() {
+        return Ok(());
+    }
+    // Half of what a check has whose answers continue.
+    let most = live.trial.limits().wall * 4;
+    if (time / sent).saturating_mul(prompts) > most {
+        skip!(
+            Level,
+            "it takes too long to fill the cache with {prompts} prompts"
+        );
+    }
+    Ok(())
 }
 
 async fn every_request_published(trial: Trial) -> CheckResult {

@@ -11,11 +11,11 @@ use genset_engine_sample::{SampleArgs, SampleEngine};
 use tokio::sync::{Mutex, Semaphore};
 
 use super::find;
-use crate::check::CheckResult;
+use crate::check::{CheckResult, SkipReason, Stop};
 use crate::limits::Limits;
 use crate::mutants::Clean;
 use crate::mutants::capable::capable;
-use crate::mutants::fault::{Call, Fault, Inner, faulty, held_to_end};
+use crate::mutants::fault::{Call, Declares, Fault, Inner, faulty, held_to_end};
 use crate::mutants::slotted::slotted;
 use crate::subject::{Factory, Scenario, Subject};
 use crate::trial::{Trial, Variation};
@@ -130,6 +130,24 @@ async fn guided_requests_do_not_wait_for_the_answers_of_others() {
     let fast = Duration::ZERO;
     let one_seat = move |scenario: &Scenario| taking_turns(capable(scenario), Some(1), fast);
     assert_eq!(tried("GD05", fast, one_seat).await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_takes_too_long_to_fill_is_not_filled() {
+    let prompt_token = Duration::from_millis(10);
+    let filled = |blocks: fn(&mut EngineConfig)| async move {
+        let engine = move |scenario: &Scenario| {
+            let large = faulty(capable(scenario), Declares(blocks));
+            taking_turns(large, None, prompt_token)
+        };
+        tried("KV09", prompt_token, engine).await
+    };
+    assert_eq!(filled(|_| {}).await, Ok(()));
+    let too_long = "it takes too long to fill the cache with 513 prompts";
+    assert_eq!(
+        filled(|config| config.kv_total_blocks = Some(4096)).await,
+        Err(Stop::Skip(SkipReason::Level, too_long.into()))
+    );
 }
 
 #[tokio::test(start_paused = true)]
