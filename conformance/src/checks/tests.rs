@@ -1,12 +1,13 @@
-//! Checks with the limits of real time, on a paused clock: correct but slow engines pass.
+//! Checks with the limits of real time, on a paused clock: correct but slow engines pass, and broken ones fail though slow.
 
 #![cfg(feature = "mutants")]
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use genset_backend_common::{EngineConfig, EngineError, OutputStream, async_trait};
+use futures_util::{FutureExt, StreamExt, stream};
+use genset_backend_common::output::TokenChunk;
+use genset_backend_common::{EngineConfig, EngineError, Output, OutputStream, async_trait};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use tokio::sync::{Mutex, Semaphore};
 
@@ -147,6 +148,37 @@ async fn a_cache_that_takes_too_long_to_fill_is_not_filled() {
     assert_eq!(
         filled(|config| config.kv_total_blocks = Some(4096)).await,
         Err(Stop::Skip(SkipReason::Level, too_long.into()))
+    );
+}
+
+/// Sends the tokens of an answer as one item.
+struct AtOnce;
+
+impl Fault for AtOnce {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        let whole = outputs.collect::<Vec<_>>().map(|items| {
+            let (mut tokens, mut rest) = (TokenChunk::default(), Vec::new());
+            for item in items {
+                match item {
+                    Ok(Output::Tokens(chunk)) => tokens.token_ids.extend(chunk.token_ids),
+                    other => rest.push(other),
+                }
+            }
+            stream::iter([Ok(Output::Tokens(tokens))].into_iter().chain(rest))
+        });
+        OutputStream::from_raw(Box::pin(whole.flatten_stream()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_engine_may_not_hold_its_answers_back_either() {
+    let slow = |_: &Scenario| turns(None, SLOW);
+    assert_eq!(tried("ST12", SLOW, slow).await, Ok(()));
+    let held_back = |_: &Scenario| faulty(turns(None, SLOW), AtOnce);
+    let seen = "the first item came with 96 of 96 tokens";
+    assert_eq!(
+        tried("ST12", SLOW, held_back).await,
+        Err(Stop::Fail(seen.into()))
     );
 }
 
