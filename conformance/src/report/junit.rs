@@ -1,4 +1,5 @@
 //! The report as JUnit XML, for CI servers. The message of a skip is its reason; the replay line is in the case's `system-out`.
+//! Each problem of the waivers is a failed case, since any makes the run bad.
 //!
 //! # Source
 //! <https://github.com/testmoapp/junitxml>
@@ -11,19 +12,16 @@ impl Report {
     /// The report as JUnit XML.
     #[must_use]
     pub fn to_junit(&self) -> String {
-        let failures = self.failures().count();
-        let skipped = self
-            .checks
-            .iter()
-            .filter(|check| matches!(check.verdict, Verdict::Skip { .. }))
-            .count();
+        let problems = self.waiver_problems.len();
+        let failures = self.failures().count() + problems;
+        let skipped = self.checks.iter().filter(|check| is_skipped(check)).count();
         let seconds = self.seconds();
         let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
         let _ = writeln!(
             out,
             "<testsuite name=\"genset-conformance: {}\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\" time=\"{seconds:.3}\">",
             escape(&self.engine.name),
-            self.checks.len(),
+            self.checks.len() + problems,
         );
         for check in &self.checks {
             let title = crate::find(&check.id).map_or("", |known| known.title);
@@ -74,6 +72,13 @@ impl Report {
             );
             out.push_str("  </testcase>\n");
         }
+        for problem in &self.waiver_problems {
+            let problem = escape(problem);
+            let _ = writeln!(
+                out,
+                "  <testcase classname=\"waivers\" name=\"{problem}\" time=\"0.000\">\n    <failure message=\"{problem}\"/>\n  </testcase>"
+            );
+        }
         out.push_str("</testsuite>\n");
         out
     }
@@ -85,6 +90,17 @@ impl Report {
             return format!("{}; {replay}", listed(measurements));
         }
         replay
+    }
+}
+
+/// Whether a check's case is a skipped one: it did not apply, or failed as expected.
+fn is_skipped(check: &CheckReport) -> bool {
+    match check.verdict {
+        Verdict::Skip { .. } | Verdict::ExpectedFail { .. } => true,
+        Verdict::Pass
+        | Verdict::Fail { .. }
+        | Verdict::UnexpectedPass { .. }
+        | Verdict::Measured { .. } => false,
     }
 }
 
@@ -102,4 +118,40 @@ fn escape(text: &str) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::check;
+    use super::super::{EngineReport, Options, Waivers};
+    use super::*;
+    use crate::check::Level;
+
+    #[test]
+    fn a_waived_failure_is_skipped_and_a_bad_waiver_a_failure() {
+        let reason = "x".into();
+        let failed = check(Level::Core, Verdict::Fail { reason });
+        let options = Options::default();
+        let mut report = Report::new(EngineReport::default(), &options, vec![failed]);
+        let waiver = |until: &str| {
+            let waiver = format!(
+                "[[check]]\nid = \"ST01\"\nexpect = \"fail\"\nreason = \"r\"\nissue = \"i\"\nuntil = \"{until}\""
+            );
+            Waivers::parse(&waiver).unwrap()
+        };
+        report.apply(&waiver("2999-12-31"));
+        let xml = report.to_junit();
+        let counts = " tests=\"1\" failures=\"0\" skipped=\"1\" ";
+        assert!(xml.contains(counts), "{xml}");
+
+        report.apply(&waiver("2001-12-31"));
+        let xml = report.to_junit();
+        for part in [
+            " tests=\"2\" failures=\"1\" skipped=\"1\" ",
+            "<testcase classname=\"waivers\" name=\"ST01: the waiver ended on 2001-12-31\" ",
+            "<failure message=\"ST01: the waiver ended on 2001-12-31\"/>",
+        ] {
+            assert!(xml.contains(part), "{part:?} is not in:\n{xml}");
+        }
+    }
 }
