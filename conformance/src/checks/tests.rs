@@ -14,10 +14,10 @@ use tokio::sync::{Mutex, Semaphore};
 use super::find;
 use crate::check::{CheckResult, SkipReason, Stop};
 use crate::limits::Limits;
-use crate::mutants::Clean;
 use crate::mutants::capable::capable;
 use crate::mutants::fault::{Call, Declares, Fault, Inner, faulty, held_to_end};
 use crate::mutants::slotted::slotted;
+use crate::mutants::{Clean, corpus};
 use crate::subject::{Factory, Scenario, Subject};
 use crate::trial::{Trial, Variation};
 
@@ -179,6 +179,23 @@ async fn a_slow_engine_may_not_hold_its_answers_back_either() {
     assert_eq!(
         tried("ST12", SLOW, held_back).await,
         Err(Stop::Fail(seen.into()))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_slow_each_other_down_are_told_with_the_bound() {
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: 1,
+    };
+    let clean: Clean = Arc::new(move |_: &Scenario| SampleEngine::from_args(&args));
+    let mutant = corpus().find(|mutant| mutant.name == "anti-scaling");
+    let broken = mutant.unwrap().factory(clean);
+    let tried = tried("CC11", Duration::ZERO, broken).await;
+    let bound = ": more than 2 times as long as one after the other, in each of 3 tries";
+    assert!(
+        matches!(&tried, Err(Stop::Fail(seen)) if seen.ends_with(bound)),
+        "{tried:?}"
     );
 }
 
