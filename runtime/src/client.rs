@@ -265,10 +265,11 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// A client of token-generating instances with the same `generate` as an engine. If an instance is full, gone, draining or has just
 /// lost the adapter, and has yielded no output, the client tries another, unless the instance could not get the request's KV
-/// blocks: no other would get them. It skips instances that look full: they refused a request a moment ago, or their published load says so. When all look full, it asks those most likely to have room, until 16 of
-/// them have refused the request. When all are gone or draining, it waits a second for another to appear, or
-/// [not at all](Self::without_wait). It stops trying when the request has lost more instances than its context
-/// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].
+/// blocks: no other would get them. It skips instances that look full: they refused a request a moment ago, or their published
+/// load says so. When all look full, it asks those most likely to have room, until 16 of them have refused the request. When all
+/// are gone or draining, it waits a second for another to appear, or [not at all](Self::without_wait). It stops trying when the
+/// request has lost more instances than its context [allows](RequestContext::with_loss_limit), by default
+/// [`DEFAULT_MIGRATION_LIMIT`].
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
