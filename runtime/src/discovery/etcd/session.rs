@@ -5,7 +5,7 @@
 
 use std::error::Error as _;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
@@ -44,6 +44,8 @@ pub(super) struct Sessions {
     next_id: AtomicU64,
     /// Limits the log: many watches share an outage, and each tries again every second.
     logged: LogLimit,
+    /// Whether the last line about it in the log says that discovery cannot be watched.
+    has_told_outage: AtomicBool,
 }
 
 /// An endpoint and its client: `None` before the first use and after a failure.
@@ -81,6 +83,7 @@ impl Sessions {
             current: AtomicUsize::new(0),
             next_id: AtomicU64::new(0),
             logged: LogLimit::default(),
+            has_told_outage: AtomicBool::new(false),
         })
     }
 
@@ -90,6 +93,18 @@ impl Sessions {
 
     pub(super) fn logged(&self) -> &LogLimit {
         &self.logged
+    }
+
+    /// A watch could not be opened again. If a line should tell, returns the number of such failures since the last one.
+    pub(super) fn watch_failed(&self) -> Option<u64> {
+        let unlogged = self.logged.unlogged("not watched")?;
+        self.has_told_outage.store(true, Ordering::Relaxed);
+        Some(unlogged)
+    }
+
+    /// A watch was opened again. Returns whether a line should tell.
+    pub(super) fn watch_opened(&self) -> bool {
+        self.has_told_outage.swap(false, Ordering::Relaxed)
     }
 
     /// Performs `operation` on the endpoint in use, then on each other and once more, until one answers. Every attempt gets its
@@ -264,5 +279,28 @@ impl Pauses {
     pub(super) async fn wait(&mut self) {
         tokio::time::sleep(self.next).await;
         self.next = (self.next * 2).min(Self::LONGEST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So the last line never says that discovery cannot be watched when it can.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_an_outage_is_told_if_the_outage_was() {
+        let sessions = Sessions::try_new(EtcdConfig::default()).unwrap();
+        assert!(!sessions.watch_opened());
+        assert_eq!(sessions.watch_failed(), Some(0));
+        tokio::time::advance(Duration::from_secs(50)).await;
+        assert_eq!(sessions.watch_failed(), None);
+        assert!(sessions.watch_opened());
+        // Another outage, whose first failures are only counted.
+        assert_eq!(sessions.watch_failed(), None);
+        assert!(!sessions.watch_opened());
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(sessions.watch_failed(), Some(2));
+        assert!(sessions.watch_opened());
+        assert!(!sessions.watch_opened());
     }
 }

@@ -199,19 +199,16 @@ impl Follower {
     /// Opens a new feed, however long that takes.
     async fn reopen(&self) -> Feed {
         let mut pauses = Pauses::new();
-        let logged = self.sessions.logged();
-        let mut has_failed = false;
         loop {
             match Feed::open(&self.sessions, &self.prefix).await {
                 Ok(feed) => {
-                    if has_failed && logged.may_log("watched again") {
+                    if self.sessions.watch_opened() {
                         tracing::info!("discovery can be watched again");
                     }
                     return feed;
                 }
                 Err(failure) => {
-                    has_failed = true;
-                    if let Some(unlogged) = logged.unlogged("not watched") {
+                    if let Some(unlogged) = self.sessions.watch_failed() {
                         let error = EngineError::from(failure);
                         tracing::warn!(%error, unlogged, "discovery cannot be watched, and known instances stay in use; further failures are only counted for a minute");
                     }
