@@ -191,10 +191,22 @@ pub struct Reachability {
 
 impl Reachability {
     /// Asks `look` whether the instance is reachable, whenever there is a `doubt`.
-    pub(crate) fn new(
-        doubt: Arc<AtomicBool>,
-        look: impl Fn() -> bool + Send + Sync + 'static,
-    ) -> Self {
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    ///
+    /// use genset_runtime::plane::Reachability;
+    ///
+    /// let doubt = Arc::new(AtomicBool::new(false));
+    /// let reachability = Reachability::new(Arc::clone(&doubt), || false);
+    /// assert!(reachability.is_reachable());
+    /// doubt.store(true, Ordering::Relaxed);
+    /// assert!(!reachability.is_reachable());
+    /// ```
+    #[must_use]
+    pub fn new(doubt: Arc<AtomicBool>, look: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self {
             doubt,
             look: Box::new(look),
@@ -219,13 +231,10 @@ impl Reachability {
     }
 }
 
-impl std::fmt::Debug for Reachability {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reachability")
-            .field("doubt", &self.doubt)
-            .finish_non_exhaustive()
-    }
-}
+genset_backend_common::debug_as!(|it| Reachability {
+    doubt: it.doubt,
+    ..
+});
 
 /// Sends a typed request to `address`: directly if the handler is in this process and has these types, otherwise
 /// serialized.
