@@ -144,7 +144,7 @@ mod tests {
         assert!(!is_ready(), "it was told again, and not heard");
         for state in [
             State::Suspended(Suspended::Unlisting),
-            State::Registering(Registering::Probing),
+            State::Registering(Registering::ProbingAgain),
         ] {
             board.enter(state, Some("m"));
             assert!(!is_ready());
