@@ -340,7 +340,8 @@ class LLMEngine(abc.ABC):
         """
 
     async def abort(self, context: Context) -> None:
-        """Called when the request was stopped: frees what it holds elsewhere. `generate` sees the stop in its context too."""
+        """Called when the request was stopped: frees what it holds elsewhere. `generate` sees the stop in its context too. A request that was
+        stopped before its turn comes here and not to `generate`."""
 
     async def drain(self) -> None:
         """Called before the shutdown, while peers can still reach this process."""
