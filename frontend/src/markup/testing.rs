@@ -106,6 +106,19 @@ pub(crate) fn assert_python_knows<'a>(
     assert_eq!(python_names(&format!("{kind}_ALIASES")), aliases);
 }
 
+/// Checks that a section of the guide to OpenAI's API has every name of a table of parsers.
+pub(crate) fn assert_guide_knows<'a>(heading: &str, names: impl Iterator<Item = &'a str>) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide/openai-api.md");
+    let guide = std::fs::read_to_string(path).expect("the guide is readable");
+    let (_, rest) = guide
+        .split_once(&format!("\n## {heading}\n"))
+        .expect("the guide has the section");
+    let section = rest.split("\n## ").next().unwrap_or(rest);
+    for name in names {
+        assert!(section.contains(&format!("`{name}`")), "{heading}: {name}");
+    }
+}
+
 /// The names in a tuple of the module.
 fn python_names(tuple: &str) -> BTreeSet<String> {
     let path = concat!(

@@ -439,12 +439,19 @@ impl ToolDialect {
 #[cfg(test)]
 mod tests {
     use super::{ALIASES, DIALECTS};
-    use crate::markup::testing::assert_python_knows;
+    use crate::markup::testing::{assert_guide_knows, assert_python_knows};
 
     #[test]
     fn python_knows_the_names() {
         let names = DIALECTS.iter().map(|dialect| dialect.name);
         let aliases = ALIASES.iter().map(|(alias, _)| *alias);
         assert_python_knows("TOOL", names, aliases);
+    }
+
+    #[test]
+    fn the_guide_has_the_names() {
+        let names = DIALECTS.iter().map(|dialect| dialect.name);
+        let aliases = ALIASES.iter().map(|(alias, _)| *alias);
+        assert_guide_knows("Tools", names.chain(aliases));
     }
 }
