@@ -176,16 +176,17 @@ impl BatchStore {
     /// Removes files without a record: contents and answers left by a crash or a full disk.
     fn remove_strays(&self) -> io::Result<()> {
         let files = self.folder_of_files();
-        // A record that cannot be read is logged, and left with its content for an operator.
+        // A record that cannot be read is logged, and left with its content or its answers for an operator.
         let has_record =
             |name: &str| name.ends_with(".json") || files.join(format!("{name}.json")).exists();
         remove_others(&files, has_record)?;
         let kept = self.shared.kept.lock();
+        let is_unfinished = |id: &str| match kept.batches.get(id) {
+            Some(batch) => !batch.record.status.is_end(),
+            None => self.batch_record(id).exists(),
+        };
         let is_of_batch = |name: &str| {
-            let batch = name
-                .strip_suffix(".part")
-                .and_then(|id| kept.batches.get(id));
-            name.ends_with(".json") || batch.is_some_and(|batch| !batch.record.status.is_end())
+            name.ends_with(".json") || name.strip_suffix(".part").is_some_and(is_unfinished)
         };
         remove_others(&self.folder_of_batches(), is_of_batch)
     }

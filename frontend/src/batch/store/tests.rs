@@ -1,4 +1,4 @@
-//! Which batches are kept, and which of them a page has.
+//! Which batches and answers are kept, and which batches a page has.
 
 use super::kept::MAX_ENDED_BATCHES;
 use super::*;
@@ -73,4 +73,18 @@ fn a_page_has_the_last_of_an_owners_batches() {
     assert_eq!(page(None, 9), ["1", "3", "4"]);
     assert_eq!(page(Some("4"), 1), ["3"]);
     assert_eq!(page(Some("3"), 9), ["1"]);
+}
+
+#[test]
+fn answers_stay_while_the_record_of_their_batch_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let batches = folder.path().join("batches");
+    fs::create_dir(&batches).unwrap();
+    for name in ["batch_0.json", "batch_0.part", "batch_1.part"] {
+        fs::write(batches.join(name), "{").unwrap();
+    }
+    let store = store_of(folder.path(), &[]);
+    let are_kept = |id: &str| store.notes(id).exists();
+    assert!(are_kept("batch_0") && store.batch_record("batch_0").exists());
+    assert!(!are_kept("batch_1"), "it has no record");
 }
