@@ -239,7 +239,12 @@ pub(super) fn line_of(
 
 /// Opens the input, and checks that each line is a request to the batch's endpoint with a unique `custom_id`.
 fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Unopened> {
-    let max_requests = store.config().max_requests;
+    // An accepted input stays accepted, whatever the limit is after a restart.
+    let max_requests = if record.status == BatchStatus::Validating {
+        store.config().max_requests
+    } else {
+        usize::MAX
+    };
     let mut errors = Vec::new();
     let mut names = HashSet::new();
     let mut count = 0_usize;
@@ -334,6 +339,8 @@ fn hash_of(name: &str) -> NameHash {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use serde_json::json;
 
     use super::*;
@@ -351,6 +358,31 @@ mod tests {
         std::fs::create_dir(store.content(&record.input_file_id)).unwrap();
         let unreadable = OpenBatch::open(&store, &record).unwrap_err();
         assert!(matches!(unreadable, Unopened::Disk(_)), "{unreadable:?}");
+    }
+
+    /// A store with this limit of requests, and a batch of two.
+    fn store_with_two(folder: &Path, max_requests: usize) -> (BatchStore, BatchRecord) {
+        let config = BatchConfig {
+            max_requests,
+            ..BatchConfig::default()
+        };
+        let store = BatchStore::open(folder.to_owned(), config).unwrap();
+        let record = record("batch_0", "a");
+        let line = |name: &str| json!({"custom_id": name, "url": record.endpoint, "body": {}});
+        let input = format!("{}\n{}\n", line("a"), line("b"));
+        std::fs::write(store.content(&record.input_file_id), input).unwrap();
+        (store, record)
+    }
+
+    #[test]
+    fn a_batch_that_has_begun_goes_on_under_a_lower_limit_of_requests() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, mut record) = store_with_two(folder.path(), 1);
+        let new = OpenBatch::open(&store, &record).unwrap_err();
+        assert!(matches!(new, Unopened::Refused(_)), "{new:?}");
+        record.enter(BatchStatus::InProgress);
+        let begun = OpenBatch::open(&store, &record).unwrap();
+        assert_eq!(begun.unanswered(), [0, 1]);
     }
 
     #[test]
