@@ -29,6 +29,8 @@ pub(super) struct OpenBatch {
     input: BatchInput,
     notes: BatchNotes,
     counts: Counts,
+    /// Whether the writing of its files has begun.
+    is_ending: bool,
 }
 
 /// Why a batch cannot begin.
@@ -72,6 +74,7 @@ impl OpenBatch {
             input,
             notes,
             counts,
+            is_ending: false,
         })
     }
 
@@ -87,14 +90,22 @@ impl OpenBatch {
         all.filter(|index| !self.notes.has(*index)).collect()
     }
 
-    /// Records an answer; returns the counts so far.
+    /// Records an answer; returns the counts so far. `None` if the files are being written or have been: the answer is too
+    /// late for them, and must not be counted.
     ///
     /// # Errors
     /// If the disk fails.
-    pub(super) fn note(&mut self, index: usize, line: &OutputLine) -> Result<Counts, NotesError> {
+    pub(super) fn note(
+        &mut self,
+        index: usize,
+        line: &OutputLine,
+    ) -> Result<Option<Counts>, NotesError> {
+        if self.is_ending {
+            return Ok(None);
+        }
         self.notes.add(index, line)?;
         self.counts.add(line.is_answer());
-        Ok(self.counts)
+        Ok(Some(self.counts))
     }
 
     /// Writes the files of answers and of errors; if the batch `is_expired`, also an error for each unanswered request.
@@ -108,6 +119,7 @@ impl OpenBatch {
         record: &BatchRecord,
         is_expired: bool,
     ) -> io::Result<(Option<String>, Option<String>)> {
+        self.is_ending = true;
         let (output, errors) = (store.new_content()?, store.new_content()?);
         let mut writers = (BufWriter::new(&output), BufWriter::new(&errors));
         let mut counts = self.counts;
@@ -383,6 +395,19 @@ mod tests {
         record.enter(BatchStatus::InProgress);
         let begun = OpenBatch::open(&store, &record).unwrap();
         assert_eq!(begun.unanswered(), [0, 1]);
+    }
+
+    #[test]
+    fn an_answer_that_comes_after_the_files_is_in_no_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, record) = store_with_two(folder.path(), 2);
+        let mut batch = OpenBatch::open(&store, &record).unwrap();
+        let line = unasked_line("1".into(), "a".into(), "unreadable", "It is.");
+        let counts = batch.note(0, &line).unwrap();
+        assert_eq!(counts.map(|counts| counts.failed), Some(1));
+        batch.write_files(&store, &record, true).unwrap();
+        assert_eq!(batch.note(1, &line).unwrap(), None);
+        assert_eq!(batch.unanswered(), [1]);
     }
 
     #[test]

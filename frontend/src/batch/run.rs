@@ -483,8 +483,10 @@ impl Batches {
         let noting = Arc::clone(run.batch);
         let note = move || {
             let mut batch = noting.lock();
-            let counts = batch.note(index, &line)?;
-            store.count(&id, counts);
+            // This goes on when the batch is cancelled or expires, perhaps beside the writing of its files.
+            if let Some(counts) = batch.note(index, &line)? {
+                store.count(&id, counts);
+            }
             Ok::<(), NotesError>(())
         };
         self.on_disk(&run.record.id, note).await.is_some()
