@@ -34,7 +34,8 @@ pub(super) fn chat_messages(
         read_message(format!("messages[{index}]"), message, &mut turns)?;
     }
     if turns.is_assistants() {
-        let why = "the client cannot begin the answer here; the last message must be the user's";
+        let why =
+            "the client cannot begin the answer here; the last message must not be the assistant's";
         return Err(ApiError::unsupported("messages", why));
     }
     Ok(turns.into_messages())
