@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, random::mix};
+use genset_backend_common::{EngineError, ports::Generate, random::mix};
 use genset_runtime::{ModelDirectory, Runtime};
 use parking_lot::Mutex;
 
 use crate::fleet::Fleet;
-use crate::policy::{Policy, Way};
+use crate::policy::Policy;
 use crate::random::Random;
 use crate::run::Plan;
 
@@ -21,7 +21,7 @@ const START_TIME: Duration = Duration::from_secs(1);
 
 /// One started frontend.
 pub(crate) struct Frontend {
-    pub(crate) way: Way,
+    pub(crate) layers: Arc<dyn Generate>,
     _directory: ModelDirectory,
 }
 
@@ -68,16 +68,9 @@ impl Frontends {
         let model = self.fleet.model(&directory, workers).await?;
         // The first one has the same seed as the only frontend of a fleet.
         let seed = self.plan.seed ^ mix(u64::try_from(number).unwrap_or(0));
-        let way = Way::connect(
-            self.policy,
-            &self.plan,
-            seed,
-            &self.fleet,
-            &directory,
-            &model,
-        );
+        let layers = (self.policy).connect(&self.plan, seed, &self.fleet, &directory, &model);
         Ok(Frontend {
-            way: way.await?,
+            layers: layers.await?,
             _directory: directory,
         })
     }

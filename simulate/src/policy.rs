@@ -1,15 +1,19 @@
-//! [`Policy`]: how an instance is chosen; [`Way`], the layers between a request and the workers.
+//! [`Policy`]: how an instance is chosen, and the layers between a request and the workers.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::ports::Generate;
-use genset_backend_common::{EngineError, GenerateRequest, RequestContext};
-use genset_router::{KvConfig, Layers, RouterConfig, RouterMode, connect};
+use genset_backend_common::{EngineError, GenerateRequest, RequestContext, async_trait};
+use genset_router::{
+    KvConfig, Layers, Migrating, MigrationConfig, Migrations, Route, Routed, RouterConfig,
+    RouterMode, connect,
+};
 use genset_runtime::selection::Candidate;
-use genset_runtime::{GenerateClient, LiveModel, ModelDirectory, SelectionMode};
+use genset_runtime::{GenerateClient, InstanceId, LiveModel, ModelDirectory, SelectionMode};
 use parking_lot::Mutex;
 
 use crate::fleet::{Fleet, PATIENCE};
@@ -73,33 +77,19 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The layers between a request and the workers.
-pub(crate) enum Way {
-    Router(Arc<dyn Generate>),
-    Random(GenerateClient, Mutex<Random>),
-    Oracle(GenerateClient, Oracle),
-}
-
-/// An answer, and its route until its first output.
-pub(crate) struct Begun {
-    pub(crate) outputs: OutputStream,
-    pub(crate) pending: Option<Pending>,
-}
-
-impl Way {
-    /// Builds the layers that a policy needs. `seed` is its random seed.
+impl Policy {
+    /// Builds the layers between the requests of a frontend and the workers. `seed` is their random seed.
     pub(crate) async fn connect(
-        policy: Policy,
+        self,
         plan: &Plan,
         seed: u64,
         fleet: &Arc<Fleet>,
         directory: &ModelDirectory,
         model: &LiveModel,
-    ) -> Result<Self, EngineError> {
-        let runtime = directory.runtime();
-        let plain = SelectionMode::RoundRobin;
-        Ok(match policy {
-            Policy::Router(mode) => {
+    ) -> Result<Arc<dyn Generate>, EngineError> {
+        let metrics = directory.runtime().metrics();
+        let route: Arc<dyn Route> = match self {
+            Self::Router(mode) => {
                 let kv = KvConfig {
                     seed: Some(seed),
                     ..plan.kv.clone()
@@ -109,52 +99,96 @@ impl Way {
                     kv,
                     ..RouterConfig::default()
                 };
-                let layers = Layers::register(runtime.metrics(), config);
-                Self::Router(connect(directory, model, &layers, PATIENCE).await?)
+                let layers = Layers::register(metrics, config);
+                return connect(directory, model, &layers, PATIENCE).await;
             }
-            Policy::Random => {
-                let client = directory.client(model, plain, PATIENCE).await?;
-                Self::Random(client, Mutex::new(Random::new(seed, 2)))
-            }
-            Policy::Oracle => {
-                let client = directory.client(model, plain, PATIENCE).await?;
-                let block_size = model.card.kv_block_size;
-                Self::Oracle(client, Oracle::new(Arc::clone(fleet), block_size))
-            }
-        })
+            Self::Random => Arc::new(RandomRoute {
+                client: client(directory, model).await?,
+                random: Mutex::new(Random::new(seed, 2)),
+            }),
+            Self::Oracle => Arc::new(OracleRoute {
+                client: client(directory, model).await?,
+                oracle: Oracle::new(Arc::clone(fleet), model.card.kv_block_size),
+            }),
+        };
+        // As above the choice of a router, so that policies differ in their choices alone.
+        let migrations = Migrations::register(metrics, MigrationConfig::default());
+        Ok(Arc::new(Migrating::new(route, &model.card, migrations)))
     }
+}
 
-    /// Sends a request.
-    pub(crate) async fn generate(
+/// A client of every worker, below a layer that waits for one.
+async fn client(
+    directory: &ModelDirectory,
+    model: &LiveModel,
+) -> Result<GenerateClient, EngineError> {
+    let client = directory.client(model, SelectionMode::RoundRobin, PATIENCE);
+    Ok(client.await?.without_wait())
+}
+
+/// Chooses instances at random.
+struct RandomRoute {
+    client: GenerateClient,
+    random: Mutex<Random>,
+}
+
+#[async_trait]
+impl Route for RandomRoute {
+    async fn route(
         &self,
         request: GenerateRequest,
         ctx: RequestContext,
-    ) -> Result<Begun, EngineError> {
-        let mut pending = None;
-        let outputs = match self {
-            Self::Router(layers) => layers.generate(request, ctx).await?,
-            Self::Random(client, random) => {
-                let mut choose = |_: &mut GenerateRequest, candidates: &[Candidate]| {
-                    let count = u64::try_from(candidates.len()).unwrap_or(u64::MAX);
-                    usize::try_from(random.lock().below(count)).ok()
-                };
-                client
-                    .route_by(&mut choose, request, ctx, &[])
-                    .await?
-                    .outputs
-            }
-            Self::Oracle(client, oracle) => {
-                let mut choose = |request: &mut GenerateRequest, candidates: &[Candidate]| {
-                    let (place, chosen) = oracle.choose(request, candidates)?;
-                    pending = Some(chosen);
-                    Some(place)
-                };
-                client
-                    .route_by(&mut choose, request, ctx, &[])
-                    .await?
-                    .outputs
-            }
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let mut choose = |_: &mut GenerateRequest, candidates: &[Candidate]| {
+            let count = u64::try_from(candidates.len()).unwrap_or(u64::MAX);
+            usize::try_from(self.random.lock().below(count)).ok()
         };
-        Ok(Begun { outputs, pending })
+        let routed = self.client.route_by(&mut choose, request, ctx, left_out);
+        routed.await
     }
+}
+
+/// Chooses instances as the oracle says.
+struct OracleRoute {
+    client: GenerateClient,
+    oracle: Oracle,
+}
+
+#[async_trait]
+impl Route for OracleRoute {
+    async fn route(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        let mut pending = None;
+        let mut choose = |request: &mut GenerateRequest, candidates: &[Candidate]| {
+            let (place, chosen) = self.oracle.choose(request, candidates)?;
+            pending = Some(chosen);
+            Some(place)
+        };
+        let routed = self.client.route_by(&mut choose, request, ctx, left_out);
+        let Routed {
+            holder,
+            began,
+            outputs,
+        } = routed.await?;
+        Ok(Routed {
+            holder,
+            began,
+            outputs: until_first_token(outputs, pending),
+        })
+    }
+}
+
+/// Drops `pending` at the first token of `outputs`, or with them.
+fn until_first_token(outputs: OutputStream, mut pending: Option<Pending>) -> OutputStream {
+    let watched = outputs.inspect(move |item| {
+        if item.as_ref().is_ok_and(|output| output.token_count() > 0) {
+            drop(pending.take());
+        }
+    });
+    OutputStream::from_raw(Box::pin(watched))
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use genset_backend_common::output::{Finished, Output};
+use genset_backend_common::ports::Generate;
 use genset_backend_common::{EngineError, GenerateRequest, RequestContext, TokenId};
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
 use genset_router::KvConfig;
@@ -18,7 +19,7 @@ use crate::faults::{Action, Fault, What};
 use crate::fleet::{Fleet, MODEL};
 use crate::frontends::Frontends;
 use crate::load::{Load, Session, VOCAB_SIZE};
-use crate::policy::{Policy, Way};
+use crate::policy::Policy;
 use crate::quantiles::Quantiles;
 use crate::report::{Report, Row};
 use crate::timeline::Timeline;
@@ -229,9 +230,9 @@ impl Driver {
             let Some(frontend) = self.frontends.of(number, turn_number) else {
                 return;
             };
-            let (way, ctx) = (&frontend.way, RequestContext::new(id));
+            let (layers, ctx) = (&*frontend.layers, RequestContext::new(id));
             let sent = self.began.elapsed();
-            match self.ask(way, request, ctx, &mut prompt).await {
+            match self.ask(layers, request, ctx, &mut prompt).await {
                 Ok(finished) => self.count(sent, &finished),
                 Err(error) => {
                     let mut tally = self.tally.lock();
@@ -245,16 +246,16 @@ impl Driver {
     /// Sends one request, and appends the answer's tokens to the prompt.
     async fn ask(
         &self,
-        way: &Way,
+        layers: &dyn Generate,
         request: GenerateRequest,
         ctx: RequestContext,
         prompt: &mut Vec<TokenId>,
     ) -> Result<Finished, EngineError> {
         let sent = Instant::now();
-        let mut begun = way.generate(request, ctx).await?;
+        let mut outputs = layers.generate(request, ctx).await?;
         let mut last = None;
         loop {
-            let item = begun.outputs.next().await;
+            let item = outputs.next().await;
             let now = Instant::now();
             let (chunk, finished) = match item.transpose()? {
                 Some(Output::Tokens(chunk)) => (chunk, None),
@@ -265,7 +266,6 @@ impl Driver {
                 }
             };
             if !chunk.is_empty() {
-                begun.pending = None;
                 let mut tally = self.tally.lock();
                 let at = now - self.began;
                 match last.replace(now) {

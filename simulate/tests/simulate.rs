@@ -207,6 +207,28 @@ fn faults_of_others_do_not_wait_for_a_frontend_that_finds_no_worker() {
     assert!(longest < 2000.0, "{longest}");
 }
 
+/// Otherwise a policy would lose what another one moves, and end those conversations.
+#[test]
+fn answers_of_lost_workers_move_with_every_policy() {
+    let script = r#"[
+        {"at_s": 4, "worker": 0, "do": "crash"},
+        {"at_s": 5, "worker": 0, "do": "start"},
+        {"at_s": 7, "worker": 1, "do": "crash"}
+    ]"#;
+    let troubled = Plan {
+        workers: 2,
+        load: long_answers(&[0, 500]),
+        faults: Fault::read_script(script, 2, 1).unwrap(),
+        ..plan(&["round-robin", "random", "oracle"])
+    };
+    let report = simulate(&troubled).unwrap();
+    for row in &report.rows {
+        assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
+        // Each worker crashes while the answers last.
+        assert!(row.moved >= 2, "{report}");
+    }
+}
+
 #[test]
 fn a_plot_shows_a_worker_dying() {
     let script = r#"[
