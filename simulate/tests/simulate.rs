@@ -82,8 +82,7 @@ fn faults_happen_and_what_they_cost_is_counted() {
     assert_eq!(report.json(), again.json());
 }
 
-/// Prompts do not wait for answers, and few prefill workers have much of each prompt cached. The handover is a pause in the
-/// answer.
+/// Prompts do not wait for answers, and few prefill workers have much of each prompt cached.
 #[test]
 fn fleets_with_prefill_and_decode_apart_are_compared() {
     let compared = Plan {
@@ -104,7 +103,6 @@ fn fleets_with_prefill_and_decode_apart_are_compared() {
     }
     let (whole, apart) = (&report.rows[0], &report.rows[1]);
     assert!(apart.ttft_p50_ms < whole.ttft_p50_ms, "{report}");
-    assert!(apart.itl_p99_ms > whole.itl_p99_ms, "{report}");
     assert_eq!(simulate(&compared).unwrap().json(), report.json());
 }
 
@@ -117,6 +115,27 @@ fn long_answers(at_ms: &[u64]) -> Load {
     };
     let lines: Vec<String> = at_ms.iter().map(line).collect();
     Load::read_trace(&lines.join("\n"), 100).unwrap()
+}
+
+/// The handover is a pause in the answer: the blocks of 600 tokens take 9.8 ms at 64 Gbit/s, and the steps for the prompt's last
+/// token and for the answer's second one 6 ms each. It contains no prefill.
+#[test]
+fn a_handover_takes_the_time_of_its_blocks_and_of_two_steps() {
+    let compared = Plan {
+        workers: 2,
+        prefill_workers: vec![0, 1],
+        load: long_answers(&[0]),
+        ..plan(&["round-robin"])
+    };
+    let report = simulate(&compared).unwrap();
+    let pause = |policy| {
+        let pauses = row(&report, policy).over_time.iter();
+        let pauses = pauses.map(|moment| moment.longest_pause_ms);
+        pauses.fold(0.0, f64::max)
+    };
+    let (whole, apart) = (pause("round-robin"), pause("round-robin 1+1"));
+    assert!(whole < 9.0, "{whole}");
+    assert!((20.0..27.0).contains(&apart), "{apart}");
 }
 
 #[test]

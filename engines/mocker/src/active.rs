@@ -34,6 +34,8 @@ pub(crate) struct Active {
     pub(crate) is_paused: bool,
     /// Set on a prefill instance.
     pub(crate) prefill: Option<Box<PrefillLeg>>,
+    /// Whether the KV blocks of its prompt came from a prefill instance.
+    pub(crate) is_received: bool,
     /// Its count among the requests of its rank.
     pub(crate) _place: Place,
 }

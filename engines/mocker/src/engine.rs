@@ -353,6 +353,7 @@ impl Running {
             max_tokens,
             is_paused: false,
             prefill,
+            is_received: false,
             _place: rank.in_flight.enter(),
         };
         let arrival = Box::new(Arrival {

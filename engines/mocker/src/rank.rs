@@ -112,7 +112,11 @@ impl Rank {
                 continue;
             }
             self.publish_state();
-            let took = self.times.of(&self.scheduler, &step.rows);
+            let is_received = |id: SequenceId| {
+                let active = self.requests.get(&id);
+                active.is_some_and(|active| active.is_received)
+            };
+            let took = (self.times).of(&self.scheduler, &step.rows, is_received);
             self.clock.pass(took).await;
             self.finish_step(&step.rows, took);
         }
@@ -141,7 +145,13 @@ impl Rank {
         match command {
             Command::Add(arrival) => self.add(*arrival),
             Command::Look => {}
-            Command::Received(id) => drop(self.scheduler.received(id)),
+            Command::Received(id) => {
+                if self.scheduler.received(id)
+                    && let Some(active) = self.requests.get_mut(&id)
+                {
+                    active.is_received = true;
+                }
+            }
             Command::ClearPrefixCache(done) => {
                 self.scheduler.clear_prefix_cache();
                 self.publish_events();

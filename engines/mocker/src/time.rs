@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use genset_backend_common::spelling::none_of;
-use genset_scheduler::{Scheduled, Scheduler};
+use genset_scheduler::{Scheduled, Scheduler, SequenceId};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -98,14 +98,21 @@ impl StepTimes {
         }
     }
 
-    /// The time of a step that was just planned: its prompt tokens, then its decode rows.
-    pub(crate) fn of(&self, scheduler: &Scheduler, rows: &[Scheduled]) -> Duration {
+    /// The time of a step that was just planned: its prompt tokens, then its decode rows. `is_received`: whether a sequence's KV
+    /// blocks came from a prefill instance. Of such a prompt only the last token is computed, in a row like those of decode.
+    pub(crate) fn of(
+        &self,
+        scheduler: &Scheduler,
+        rows: &[Scheduled],
+        is_received: impl Fn(SequenceId) -> bool,
+    ) -> Duration {
         let (mut prefilled, mut has_decode) = (0, false);
         for row in rows {
             let prompt_tokens = scheduler
                 .sequence(row.id)
                 .map_or(0, |sequence| sequence.prompt_tokens());
-            if row.tokens.len() == 1 && row.tokens.start >= prompt_tokens {
+            let decodes_from = prompt_tokens.saturating_sub(usize::from(is_received(row.id)));
+            if row.tokens.len() == 1 && row.tokens.start >= decodes_from {
                 has_decode = true;
             } else {
                 prefilled += row.tokens.len();

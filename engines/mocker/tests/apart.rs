@@ -16,7 +16,7 @@ use genset_backend_common::{
     TokenId, async_trait,
     transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };
-use genset_engine_mocker::{MockerArgs, MockerEngine};
+use genset_engine_mocker::{MockerArgs, MockerEngine, TimeModel};
 use tokio::sync::Notify;
 
 use crate::common::{answer, args, engine};
@@ -63,6 +63,36 @@ async fn an_answer_whose_blocks_are_here_depends_on_nobody() {
     prefill.cleanup().await.unwrap();
     assert_eq!(answer(&decode, second).await.tokens, expected);
     decode.cleanup().await.unwrap();
+}
+
+/// Its prompt was computed already: the step that repeats the last token for its logits is one of decode.
+#[tokio::test(start_paused = true)]
+async fn an_answer_whose_blocks_arrived_takes_no_time_of_a_prefill() {
+    let carrier = LocalKvCarrier::default();
+    let timed = || MockerArgs {
+        prefill_ms: TimeModel::constant(100.0),
+        decode_ms: TimeModel::constant(10.0),
+        ..args()
+    };
+    let prefill = started(Role::Prefill, carrier.join(1), timed()).await;
+    let decode = started(Role::Decode, carrier.join(2), timed()).await;
+    // The first time the blocks are fetched, the second time they are there.
+    for _ in 0..2 {
+        let asked = prefilled(&prefill, &request(33)).await;
+        let at_ms = answer(&decode, asked).await.at_ms;
+        assert!((10..20).contains(&at_ms[0]), "{at_ms:?}");
+        assert_eq!(at_ms[3] - at_ms[0], 30, "{at_ms:?}");
+    }
+    let mut alone = request(40);
+    alone.transfer = Some(TransferParams::none());
+    let at_ms = answer(&decode, alone).await.at_ms;
+    assert_eq!(
+        at_ms[0], 100,
+        "a prompt that it computes itself is a prefill"
+    );
+    for engine in [prefill, decode] {
+        engine.cleanup().await.unwrap();
+    }
 }
 
 /// A carrier that fetches nothing, and fails on demand.
