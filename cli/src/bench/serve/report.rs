@@ -179,7 +179,7 @@ impl Row {
         }
         if let Some(lag) = self.times.lag_p99_ms.filter(|lag| *lag > 1.0) {
             notes.push(format!(
-                "1 % of the requests went out {lag:.1} ms late or more: this machine, or what runs on it, is too slow for the load"
+                "1 % of the requests went out {lag:.1} ms late or more: new connections to the server take long, or this machine is too slow for the load"
             ));
         }
         notes.extend(self.remarks.iter().cloned());
@@ -284,6 +284,8 @@ impl fmt::Display for Report {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn row(tally: &Tally) -> Row {
@@ -305,5 +307,20 @@ mod tests {
         let expected =
             "prompts had 120.0 tokens on average by the server's count, 100.0 were meant";
         assert_eq!(row(&tally).notes(), [expected]);
+    }
+
+    #[test]
+    fn late_requests_are_told_with_both_of_their_causes() {
+        let mut tally = Tally::default();
+        tally.lag.add(Duration::from_micros(900));
+        assert_eq!(row(&tally).notes(), [""; 0]);
+        tally.lag.add(Duration::from_millis(50));
+        let notes = row(&tally).notes();
+        let [note] = notes.as_slice() else {
+            panic!("{notes:?}")
+        };
+        // A request that waits for its connection is late, and the machine may be idle.
+        assert!(note.contains("new connections to the server"), "{note}");
+        assert!(note.contains("this machine"), "{note}");
     }
 }
