@@ -31,7 +31,7 @@ use std::error::Error;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
 use serde::Serialize;
-use serde_json::Map;
+use serde_json::{Map, json};
 
 use bounds::{Bounds, TooLarge};
 pub use config::{TemplateSource, TemplateSourceError};
@@ -43,6 +43,10 @@ use source::Bounded;
 /// conversations may have tens of thousands of messages; an endless template ends within about a
 /// second.
 pub const DEFAULT_FUEL: u64 = 10_000_000;
+
+/// How many instructions a template may execute for one short message, to find out how it reads
+/// contents.
+const PROBE_FUEL: u64 = 50_000;
 
 const CHAT: &str = "chat_template";
 const TOOL_USE: &str = "tool_use";
@@ -133,6 +137,8 @@ pub struct ChatTemplate {
     eos_token: Option<String>,
     /// Whether it recognizes a message with only tool calls by `content` being none.
     tests_for_no_content: bool,
+    /// Whether it shows a text only as a part of a list, not as a string.
+    shows_only_parts: bool,
     /// The requested fuel; see [`effective_fuel`](Self::effective_fuel).
     fuel: u64,
     bounds: Bounds,
@@ -158,12 +164,33 @@ impl ChatTemplate {
             bos_token: bos.map(str::to_owned),
             eos_token: eos.map(str::to_owned),
             tests_for_no_content: false,
+            shows_only_parts: false,
             fuel,
             bounds: Bounds::DEFAULT,
             longest_repeated: 0,
         };
         template.add(CHAT, source)?;
+        template.shows_only_parts = template.finds_only_parts();
         Ok(template)
+    }
+
+    /// Renders a text as a string and as a part of a list, and returns whether only the latter is
+    /// shown. Templates of models with images may be written for lists alone: of a string, they show
+    /// nothing, without an error.
+    fn finds_only_parts(&self) -> bool {
+        const TEXT: &str = "genset-probe";
+        let mut probe = self.clone().into_quick(PROBE_FUEL);
+        let mut shows = |shows_only_parts| {
+            probe.shows_only_parts = shows_only_parts;
+            let prompt = probe.render(&TemplateInput {
+                messages: &[json!({ "role": "user", "content": TEXT })],
+                tools: None,
+                add_generation_prompt: true,
+                extra: &Map::new(),
+            });
+            prompt.is_ok_and(|prompt| prompt.contains(TEXT))
+        };
+        !shows(false) && shows(true)
     }
 
     /// Compiles a second template, which is rendered instead of the first if a request offers tools.
@@ -252,7 +279,7 @@ impl ChatTemplate {
     /// Returns the messages as `transformers` passes them. Omits keys with a null value, because
     /// templates test for a key's presence, and clients that repeat an answer send it whole, with
     /// `"tool_calls": null`. If the template tests for it, sets the content of a message with only
-    /// tool calls to null.
+    /// tool calls to null. If the template shows only parts, makes each other text a list of one.
     fn given<'m>(&self, messages: &'m [serde_json::Value]) -> Cow<'m, [serde_json::Value]> {
         let has_null = |message: &serde_json::Value| {
             let mut values = message.as_object().into_iter().flat_map(Map::values);
@@ -264,16 +291,22 @@ impl ChatTemplate {
                 && calls.is_some_and(|calls| !calls.is_empty())
                 && (message["content"].is_null() || message["content"] == "")
         };
-        if !messages.iter().any(|m| has_null(m) || only_calls(m)) {
+        let is_text =
+            |message: &serde_json::Value| self.shows_only_parts && message["content"].is_string();
+        let is_changed = |m: &serde_json::Value| has_null(m) || only_calls(m) || is_text(m);
+        if !messages.iter().any(is_changed) {
             return Cow::Borrowed(messages);
         }
         let mut messages = messages.to_vec();
         for message in &mut messages {
-            let only_calls = only_calls(message);
+            let (only_calls, is_text) = (only_calls(message), is_text(message));
             if let Some(message) = message.as_object_mut() {
                 message.retain(|_, value| !value.is_null());
                 if only_calls {
                     message.insert("content".into(), serde_json::Value::Null);
+                } else if is_text && let Some(content) = message.get_mut("content") {
+                    let text = content.take();
+                    *content = json!([{ "type": "text", "text": text }]);
                 }
             }
         }

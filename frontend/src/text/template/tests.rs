@@ -241,6 +241,32 @@ fn the_content_of_nothing_but_calls_is_none_where_the_template_tests_for_that() 
     assert_eq!(try_render(joins, &messages).unwrap(), "[.][I look..][.]");
 }
 
+/// The templates of LLaVA and Idefics are of these kinds.
+#[test]
+fn a_template_that_shows_only_parts_gets_every_text_as_one() {
+    let messages = [
+        say("system", "Be brief."),
+        say("user", "Hi"),
+        json!({ "role": "assistant", "content": "", "tool_calls": null }),
+        say("tool", "12:00"),
+    ];
+    let each = |content: &str| {
+        format!("{{% for m in messages %}}{{{{ m.role }}}}:{content};{{% endfor %}}")
+    };
+    let expected = "system:Be brief.;user:Hi;assistant:;tool:12:00;";
+    for content in [
+        "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}",
+        "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}",
+        "{{ m['content'][0]['text'] }}",
+    ] {
+        let prompt = try_render(&each(content), &messages).unwrap();
+        assert_eq!(prompt, expected, "{content}");
+    }
+    let either = "{% if m.content is string %}{{ m.content }}{% else %}\
+        {% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}";
+    assert_eq!(try_render(&each(either), &messages).unwrap(), expected);
+}
+
 #[test]
 fn generation_blocks_render_their_body() {
     let source = "{# {% generation %} #}{% for m in messages %}{%- generation -%}
