@@ -210,10 +210,15 @@ impl CallObject {
     }
 }
 
-/// Arguments given as a JSON string are that string's content; `null` means no arguments.
+/// Arguments given as a JSON string are that string's content; `null` and an empty text mean no arguments.
 fn plain_arguments(json: String) -> String {
-    if json.starts_with('"') {
-        return serde_json::from_str(&json).unwrap_or(json);
+    let arguments = if json.starts_with('"') {
+        serde_json::from_str(&json).unwrap_or(json)
+    } else {
+        json
+    };
+    if matches!(arguments.trim(), "" | "null") {
+        return "{}".into();
     }
-    if json == "null" { "{}".into() } else { json }
+    arguments
 }

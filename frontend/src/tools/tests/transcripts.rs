@@ -127,6 +127,12 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[NOW],
     ),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"now\", \"arguments\": \"\"}</tool_call>",
+        "",
+        &[NOW],
+    ),
     // Markup in a string is text.
     (
         "hermes",
@@ -176,6 +182,12 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
     (
         "llama3_json",
         "<|python_tag|>{\"name\": \"now\", \"parameters\": {}}",
+        "",
+        &[NOW],
+    ),
+    (
+        "llama3_json",
+        "{\"parameters\": \" \", \"name\": \"now\"}",
         "",
         &[NOW],
     ),
