@@ -63,6 +63,41 @@ fn a_call_in_the_thoughts_ends_them() {
 }
 
 #[test]
+fn a_call_in_each_format_of_deepseek_ends_the_thoughts() {
+    let invoke = "<｜DSML｜invoke name=\"get_weather\">\n\
+        <｜DSML｜parameter name=\"city\" string=\"true\">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>";
+    for (tool, call) in [
+        (
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Oslo\"}\
+             <｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+                .to_owned(),
+        ),
+        (
+            "deepseek_v32",
+            format!("<｜DSML｜function_calls>\n{invoke}\n</｜DSML｜function_calls>"),
+        ),
+        (
+            "deepseek_v4",
+            format!("<｜DSML｜tool_calls>\n{invoke}\n</｜DSML｜tool_calls>"),
+        ),
+    ] {
+        let text = format!("<think>I call.{call}");
+        for pieces in [vec![text.as_str()], characters(&text)] {
+            let message = split(both("deepseek_v31", tool), pieces);
+            assert_eq!(
+                (message.reasoning.as_str(), message.content.as_str()),
+                ("I call.", ""),
+                "{tool}"
+            );
+            let calls = message.tool_calls.iter();
+            let arguments: Vec<&str> = calls.map(|call| call.arguments.as_str()).collect();
+            assert_eq!(arguments, [r#"{"city": "Oslo"}"#], "{tool}");
+        }
+    }
+}
+
+#[test]
 fn markers_of_thoughts_in_a_calls_arguments_are_text() {
     for (reasoning, tool, begin, end) in [
         (

@@ -53,7 +53,11 @@ static DIALECTS: &[ReasoningDialect] = &[
     row(
         "deepseek_v31",
         &Tags {
-            ends_at: &["<｜tool▁calls▁begin｜>", "<｜DSML｜function_calls>"],
+            ends_at: &[
+                "<｜tool▁calls▁begin｜>",
+                "<｜DSML｜function_calls>",
+                "<｜DSML｜tool_calls>",
+            ],
             ..THINK
         },
     ),
