@@ -3,7 +3,7 @@
 //! - [`Selecting`] is the layer. For each request it hashes the prompt, looks up which workers hold how much of it, and picks the
 //!   candidate with the lowest [`cost`].
 //! - [`fleet`] knows the instances: their targets in the index, and their pending work. [`prompts`] has the blocks of that work.
-//!   [`seeded`] hashes the keys of its maps.
+//!   [`seeded`] hashes the keys of its maps. [`unweighed`] counts the requests whose blocks are unknown.
 //! - [`events`] updates the index from the KV events of workers; [`assumed`] from routed requests, if workers publish no events.
 //!
 //! - [`affinity`] remembers which instance last served a client's key.
@@ -21,6 +21,7 @@ mod metrics;
 mod prompts;
 mod seeded;
 mod selecting;
+mod unweighed;
 
 #[cfg(test)]
 mod tests;

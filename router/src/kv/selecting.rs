@@ -30,6 +30,7 @@ use super::events::{self, Feed, Indexed};
 use super::explain;
 use super::fleet::{Place, Request, Sequence, Standing};
 use super::metrics::{ModelMetrics, Reason, RouterMetrics};
+use super::unweighed::Unweighed;
 use crate::config::KvConfig;
 use crate::index::Lookup;
 use crate::route::{Route, Routed};
@@ -45,6 +46,7 @@ pub(crate) struct Selecting {
     /// Assumed cache contents, if workers publish no events.
     assumed: Option<Arc<Mutex<Assumed>>>,
     affinity: Affinity,
+    unweighed: Unweighed,
     metrics: ModelMetrics,
     fallback: LeastLoaded,
     turn: AtomicUsize,
@@ -117,6 +119,7 @@ impl Selecting {
             indexed,
             assumed,
             affinity: Affinity::new(config.max_affinity_keys),
+            unweighed: Unweighed::default(),
             metrics,
             fallback: LeastLoaded::default(),
             turn: AtomicUsize::new(0),
@@ -197,6 +200,7 @@ impl Selecting {
     ) -> Vec<Work> {
         let mut works = Vec::with_capacity(standings.len());
         let mut rest = standings;
+        let unweighed = self.unweighed.counts();
         for candidate in candidates {
             let ranks = self.ranks(candidate);
             let Some((its, later)) = rest.split_at_checked(ranks_to_choose(ranks, named).len())
@@ -205,7 +209,8 @@ impl Selecting {
             };
             rest = later;
             let ours = its.iter().map(|standing| standing.active_blocks).sum();
-            let others = others(candidate, ours, mean_blocks) / f64::from(ranks);
+            let unweighed = unweighed.get(&candidate.instance).copied().unwrap_or(0);
+            let others = others(candidate, unweighed, ours, mean_blocks) / f64::from(ranks);
             works.extend(its.iter().map(|standing| work(request, standing, others)));
         }
         works
@@ -307,11 +312,18 @@ impl Selecting {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
-        let mut choose =
-            |_: &mut GenerateRequest, candidates: &[Candidate]| self.fall_back(asked, candidates);
+        let mut counted = None;
+        let mut choose = |_: &mut GenerateRequest, candidates: &[Candidate]| {
+            let index = self.fall_back(asked, candidates)?;
+            counted = Some(self.unweighed.enter(candidates.get(index)?.instance));
+            Some(index)
+        };
         let routed = (self.client).route_by(&mut choose, request, ctx, left_out);
-        let routed = routed.await?;
+        let mut routed = routed.await?;
         self.took(asked, &routed);
+        if let Some(counted) = counted {
+            routed.outputs = counted.until_end_of(routed.outputs);
+        }
         Ok(routed)
     }
 
@@ -372,13 +384,14 @@ fn any_rank(instance: InstanceId) -> Place {
     Place { instance, rank: 0 }
 }
 
-/// Estimates the blocks of other routers' sequences at a candidate, where this router's sequences have `ours`: from the used
-/// blocks that the candidate reports, or from others' requests if their blocks are not in the report yet.
-fn others(candidate: &Candidate, ours: u64, mean_blocks: f64) -> f64 {
-    if candidate.others == 0 {
+/// Estimates the blocks of other routers' sequences at a candidate and of its `unweighed` requests, where this router's sequences
+/// have `ours`: from the used blocks that the candidate reports, or from the requests if their blocks are not in the report yet.
+fn others(candidate: &Candidate, unweighed: usize, ours: u64, mean_blocks: f64) -> f64 {
+    let requests = candidate.others.saturating_add(unweighed);
+    if requests == 0 {
         return 0.0;
     }
-    let requests = u64::try_from(candidate.others).unwrap_or(u64::MAX);
+    let requests = u64::try_from(requests).unwrap_or(u64::MAX);
     let told = as_f64(candidate.kv_used_blocks) - as_f64(ours);
     told.max(as_f64(requests) * mean_blocks)
 }

@@ -66,7 +66,7 @@ impl Handler<GenerateRequest, genset_backend_common::Output> for Part<Generates>
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<ResponseStream<genset_backend_common::Output>, EngineError> {
-        let tokens = request.tokens()?.to_vec();
+        let tokens = request.tokens().unwrap_or_default().to_vec();
         let blocks = blocks_of(&tokens);
         let kv = match request.data_parallel_rank {
             Some(rank) => self.0.kv.of_rank(rank),

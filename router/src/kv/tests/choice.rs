@@ -86,6 +86,33 @@ async fn what_others_ask_of_a_worker_counts() {
     eventually_asked(&router, &workers[0], before).await;
 }
 
+/// Chats with images are such requests, beside chats that are tokens here.
+#[tokio::test(start_paused = true)]
+async fn requests_whose_blocks_are_unknown_count_where_they_run() {
+    let (workers, router) = routed::<2>().await;
+    for worker in &workers {
+        worker.fake.may_answer.send_replace(None);
+    }
+    let mut running = Vec::new();
+    for _ in 0..6 {
+        // The key keeps them at one worker.
+        let ctx = RequestContext::new("r").with_affinity("me");
+        let request = GenerateRequest::from_text("m", "a question");
+        running.push(router.generate.generate(request, ctx).await.unwrap());
+    }
+    let busy = usize::from(workers[1].asked() == 6);
+    assert_eq!(workers[busy].asked(), 6);
+    for seed in 0..6 {
+        drop(router.begin(&prompt(seed, 64)).await);
+    }
+    assert_eq!(workers.each_ref().map(Worker::asked), [6, 6]);
+    drop(running);
+    for seed in 10..16 {
+        drop(router.begin(&prompt(seed, 64)).await);
+    }
+    assert_eq!(workers.each_ref().map(Worker::asked), [9, 9]);
+}
+
 /// Waits until new prompts reach the worker again.
 async fn eventually_asked(router: &Router, worker: &Worker, before: usize) {
     for seed in 100..1000 {
