@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
+use candle_core::quantized::k_quants::GgmlType as _;
+use half::slice::HalfBitsSliceExt as _;
 use half::{bf16, f16};
 
 use crate::model::WeightType;
@@ -242,10 +243,11 @@ pub(crate) fn read_floats(dtype: WeightType, bytes: &[u8], into: &mut [f32]) {
         if cfg!(target_endian = "big") {
             halves.iter_mut().for_each(|half| *half = half.swap_bytes());
         }
+        // Candle's conversions are `half`'s, compiled with candle: those of `half` are inlined here, and slow in a test build.
         if dtype == WeightType::F16 {
-            halves.reinterpret_cast::<f16>().convert_to_f32_slice(into);
+            f16::to_float(halves.reinterpret_cast(), into);
         } else {
-            halves.reinterpret_cast::<bf16>().convert_to_f32_slice(into);
+            bf16::to_float(halves.reinterpret_cast(), into);
         }
     }
 }
