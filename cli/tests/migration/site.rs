@@ -1,5 +1,6 @@
 //! [`Site`]: workers, router and server in this process.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,8 @@ pub(crate) struct Site {
     server: FrontendServer,
     workers: Vec<WorkerHandle>,
     cuts: Cuts,
+    /// Migrations up to the last answer.
+    moves: Cell<usize>,
 }
 
 pub(crate) fn folder() -> ModelFolder {
@@ -76,13 +79,13 @@ impl Site {
             server,
             workers,
             cuts,
+            moves: Cell::new(0),
         }
     }
 
     /// The answer to a request whose answers break at `cuts`, without the fields that differ in every answer.
     pub(crate) async fn ask(&self, request: &Request, cuts: &[u32]) -> Answer {
         *self.cuts.lock() = cuts.to_vec();
-        let before = self.moves();
         let (path, body) = (request.api.path(), request.body.to_string());
         let exchange = Exchange::begin(self.server.address(), "POST", path, &body).await;
         let response = exchange.response().await;
@@ -93,9 +96,10 @@ impl Site {
             // In a stream, the events of each choice are in order, but the choices interleave arbitrarily.
             lines.sort_by_key(|line| number(line, "index"));
         }
+        let moves = self.moves();
         Answer {
             lines,
-            moves: self.moves() - before,
+            moves: moves - self.moves.replace(moves),
         }
     }
 
@@ -164,17 +168,20 @@ const FORGOTTEN: [&str; 9] = [
 /// A line without the values of [`FORGOTTEN`], which are numbers and plain strings. The Messages API counts `input_tokens`
 /// without cached tokens.
 fn forget(line: &str) -> String {
-    let of_messages = line
-        .contains("cache_read_input_tokens")
-        .then_some("input_tokens");
-    let names = FORGOTTEN.into_iter().chain(of_messages);
-    names.fold(line.to_owned(), |line, name| {
-        let field = format!("\"{name}\":");
-        let mut rest = line.split(&field);
-        let first = rest.next().unwrap().to_owned();
-        rest.fold(first, |kept, rest| {
-            let end = rest.find([',', '}']).unwrap();
-            format!("{kept}{field}0{}", &rest[end..])
-        })
-    })
+    const END_OF_NAME: &str = "\":";
+    let is_of_messages = line.contains("cache_read_input_tokens");
+    let is_forgotten =
+        |name: &str| FORGOTTEN.contains(&name) || (is_of_messages && name == "input_tokens");
+    let mut kept = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once(END_OF_NAME) {
+        kept.push_str(before);
+        kept.push_str(END_OF_NAME);
+        rest = after;
+        if before.rsplit('"').next().is_some_and(is_forgotten) {
+            kept.push('0');
+            rest = &after[after.find([',', '}']).unwrap()..];
+        }
+    }
+    kept + rest
 }
