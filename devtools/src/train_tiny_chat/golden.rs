@@ -7,8 +7,9 @@ use candle_core::IndexOp as _;
 use genset_devtools::checkout::read_json;
 use serde::Deserialize;
 
-use crate::encode::{Encoder, Role};
+use crate::encode::{Encoder, Role, Sequence};
 use crate::model::Model;
+use crate::train::Known;
 
 /// The file's name in the model's folder.
 const FILE: &str = "golden.json";
@@ -82,6 +83,25 @@ impl Case {
         encoder.prompt(&said.collect::<Vec<_>>())
     }
 
+    /// The conversation with its answer; only the answer is marked as learned.
+    fn with_answer(&self, encoder: &Encoder) -> anyhow::Result<Sequence> {
+        let said = self.messages.iter().map(Message::said).collect();
+        Self::answered(said, self.answer.clone(), encoder)
+    }
+
+    /// These messages with an answer; only the answer is marked as learned.
+    pub(crate) fn answered(
+        mut said: Vec<(Role, String)>,
+        answer: String,
+        encoder: &Encoder,
+    ) -> anyhow::Result<Sequence> {
+        let begin = Self::prompt_of(&said, encoder)?.len();
+        said.push((Role::Assistant, answer));
+        let mut sequence = encoder.messages(&said)?;
+        sequence.learned[..begin].fill(false);
+        Ok(sequence)
+    }
+
     /// The user's last message.
     fn question(&self) -> &str {
         let mut messages = self.messages.iter().rev();
@@ -126,17 +146,24 @@ impl Golden {
     /// # Errors
     /// If the model cannot be run.
     pub(crate) fn ask(&self, model: &Model, encoder: &Encoder) -> anyhow::Result<Outcome> {
-        let cases = || self.cases.iter().chain(&self.agents);
-        let prompts = cases().map(|case| case.prompt(encoder));
+        let cases: Vec<&Case> = self.cases.iter().chain(&self.agents).collect();
+        // Most are checked in one step, with the answer given. Answers that are not known word for word are generated.
+        let given = cases.iter().map(|case| case.with_answer(encoder));
+        let given = given.collect::<anyhow::Result<Vec<_>>>()?;
+        let known = Known::of(model, &given)?;
+        let open = cases.iter().zip(&known.sequences);
+        let open = open.filter_map(|(case, known)| (!known).then_some(*case));
+        let open: Vec<&Case> = open.collect();
+        let prompts = open.iter().map(|case| case.prompt(encoder));
         let prompts = prompts.collect::<anyhow::Result<Vec<_>>>()?;
         let (answers, least_margin) = answer(prompts, model, encoder)?;
         let mut outcome = Outcome {
-            right: 0,
-            total: cases().count(),
-            least_margin,
+            right: known.count(),
+            total: cases.len(),
+            least_margin: least_margin.min(known.least_margin),
             wrong: Vec::new(),
         };
-        for (case, answer) in cases().zip(answers) {
+        for (case, answer) in open.into_iter().zip(answers) {
             if answer.as_ref() == Some(&case.answer) {
                 outcome.right += 1;
             } else {
@@ -206,7 +233,7 @@ fn step(writings: &mut [Writing], model: &Model, encoder: &Encoder) -> anyhow::R
 }
 
 /// The token with the greatest logit, and its margin to the next one.
-fn likeliest(logits: &[f32]) -> anyhow::Result<(u32, f32)> {
+pub(crate) fn likeliest(logits: &[f32]) -> anyhow::Result<(u32, f32)> {
     let (mut token, mut best, mut second) = (0, f32::NEG_INFINITY, f32::NEG_INFINITY);
     for (at, &logit) in logits.iter().enumerate() {
         if logit > best {
@@ -220,7 +247,29 @@ fn likeliest(logits: &[f32]) -> anyhow::Result<(u32, f32)> {
 
 #[cfg(test)]
 mod tests {
+    use genset_devtools::checkout::{Config, read_weights};
+    use genset_devtools::tiny_chat::folder;
+
     use super::*;
+
+    /// The answers that [`Golden::ask`] does not generate, since the model knows them.
+    #[test]
+    fn an_answer_that_is_known_is_what_is_generated() {
+        let encoder = Encoder::read(folder()).unwrap();
+        let weights = read_weights(folder()).unwrap();
+        let model = Model::from_tensors(Config::read(folder()).unwrap(), &weights).unwrap();
+        let golden = Golden::read(folder()).unwrap();
+        // Of different lengths.
+        let cases = [&golden.cases[0], &golden.cases[12]];
+        let prompts = cases.map(|case| case.prompt(&encoder).unwrap()).to_vec();
+        let (answers, least_margin) = answer(prompts, &model, &encoder).unwrap();
+        assert_eq!(answers, cases.map(|case| Some(case.answer.clone())));
+        let given = cases.map(|case| case.with_answer(&encoder).unwrap());
+        let known = Known::of(&model, &given).unwrap();
+        assert_eq!(known.sequences, [true; 2]);
+        let apart = (known.least_margin - least_margin).abs();
+        assert!(apart < 1e-3, "{} and {least_margin}", known.least_margin);
+    }
 
     #[test]
     fn the_margin_is_the_distance_to_the_second() {

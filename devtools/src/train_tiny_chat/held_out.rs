@@ -56,12 +56,8 @@ impl HeldOutCase {
 
     /// The conversation with its answer; only the answer is marked as learned.
     fn with_answer(&self, encoder: &Encoder) -> anyhow::Result<Sequence> {
-        let mut said = self.said();
-        let begin = Case::prompt_of(&said, encoder)?.len();
-        said.push((Role::Assistant, self.answer.clone().unwrap_or_default()));
-        let mut sequence = encoder.messages(&said)?;
-        sequence.learned[..begin].fill(false);
-        Ok(sequence)
+        let answer = self.answer.clone().unwrap_or_default();
+        Case::answered(self.said(), answer, encoder)
     }
 }
 

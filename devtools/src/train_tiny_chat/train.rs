@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use crate::batch::{Batch, Drawn, drawn, pack_all, written};
 use crate::encode::{Encoder, Role, Sequence};
+use crate::golden::likeliest;
 use crate::model::Model;
 use crate::ops::CrossEntropy;
 use crate::optimizer::Optimizer;
@@ -208,6 +209,8 @@ pub(crate) struct Known {
     pub(crate) sequences: Vec<bool>,
     /// The share of the learned tokens that are the likeliest.
     pub(crate) tokens_percent: usize,
+    /// The smallest margin, over the learned tokens of known sequences, between the token's logit and the next best.
+    pub(crate) least_margin: f32,
 }
 
 impl Known {
@@ -218,23 +221,30 @@ impl Known {
     pub(crate) fn of(model: &Model, sequences: &[Sequence]) -> anyhow::Result<Self> {
         let batch = Batch::pack(sequences)?;
         let logits = model.forward(&batch.tokens, &batch.lengths, &batch.rows)?;
-        let best: Vec<u32> = logits.argmax(1)?.to_vec1()?;
-        let is_right: Vec<bool> = best
-            .iter()
-            .zip(&batch.targets)
-            .map(|(a, b)| a == b)
-            .collect();
-        let right = is_right.iter().filter(|&&it| it).count();
-        let mut rest = is_right.as_slice();
+        // The margin of each learned token that is the likeliest.
+        let margins = logits.to_vec2::<f32>()?.into_iter().zip(&batch.targets);
+        let margins = margins.map(|(logits, target)| {
+            let (token, margin) = likeliest(&logits)?;
+            Ok((token == *target).then_some(margin))
+        });
+        let margins = margins.collect::<anyhow::Result<Vec<Option<f32>>>>()?;
+        let right = margins.iter().flatten().count();
+        let mut rest = margins.as_slice();
+        let mut least_margin = f32::INFINITY;
         let known = |sequence: &Sequence| {
             let learned = sequence.learned.iter().skip(1).filter(|&&it| it).count();
             let (own, after) = rest.split_at(learned);
             rest = after;
-            own.iter().all(|&it| it)
+            let mut own = own.iter().copied();
+            let least = own.try_fold(f32::INFINITY, |least, margin| Some(least.min(margin?)));
+            least_margin = least_margin.min(least.unwrap_or(f32::INFINITY));
+            least.is_some()
         };
+        let sequences = sequences.iter().map(known).collect();
         Ok(Self {
-            sequences: sequences.iter().map(known).collect(),
-            tokens_percent: right * 100 / is_right.len().max(1),
+            sequences,
+            tokens_percent: right * 100 / margins.len().max(1),
+            least_margin,
         })
     }
 
