@@ -1,10 +1,10 @@
 //! The whole conformance kit on the engine with a trivial model, so that the engine alone is tested.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 
 use genset_backend_common::controls::Adapter;
-use genset_conformance::{Probe, Scenario, Subject, catalogue, suite};
+use genset_conformance::{Detokenize, Probe, Scenario, Subject, catalogue, suite};
 use tokenizers::Tokenizer;
 
 use super::fake::{Fake, Guesser, Switches, TOKENIZER};
@@ -18,13 +18,16 @@ impl Probe for Crash {
     }
 }
 
+static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
+    let tokenizer: Tokenizer = str::from_utf8(TOKENIZER).unwrap().parse().unwrap();
+    Arc::new(move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap())
+});
+
 fn subject(fake: Fake) -> Subject {
     let crash = Arc::new(Crash(Arc::clone(&fake.switches)));
-    let tokenizer: Tokenizer = str::from_utf8(TOKENIZER).unwrap().parse().unwrap();
-    let text = move |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap();
     Subject::new(fake.engine())
         .with_probe(crash)
-        .with_text(Arc::new(text))
+        .with_text(Arc::clone(&TEXT))
         .with_adapter(Adapter {
             name: "poems".into(),
             source: "1".into(),
