@@ -82,6 +82,16 @@ async fn notes(engine: &SubprocessEngine) -> Vec<String> {
     adapters.into_iter().map(|adapter| adapter.name).collect()
 }
 
+/// Waits until so many requests are stuck in the engine. One that is cancelled before its turn never reaches it.
+async fn have_begun(count: usize, engine: &SubprocessEngine) {
+    soon("stuck in the engine", async || {
+        let notes = notes(engine).await;
+        let begun = notes.iter().filter(|note| *note == "stuck began").count();
+        (begun == count).then_some(())
+    })
+    .await;
+}
+
 fn text(items: &[Output]) -> &str {
     let Some(Output::Text(chunk)) = items.first() else {
         panic!("no text, but {items:?}")
@@ -326,12 +336,15 @@ async fn a_cancelled_request_ends_at_once_and_is_aborted() {
         .await
         .unwrap();
     assert!(outputs.next().now_or_never().is_none());
+    have_begun(1, &engine).await;
     ctx.cancel(CancelReason::Client);
     let Some(Ok(Output::Finished(finished))) = outputs.next().await else {
         panic!("a terminal")
     };
     assert_eq!(finished.reason, FinishReason::Cancelled);
-    drop(ask(&engine, request("stuck")).await);
+    let outputs = ask(&engine, request("stuck")).await;
+    have_begun(2, &engine).await;
+    drop(outputs);
     soon("both aborted, and ended where they waited", async || {
         let notes = notes(&engine).await;
         let both = notes.contains(&"cancelled-one".into()) && notes.contains(&"the-request".into());

@@ -114,6 +114,7 @@ class FullEngine(LLMEngine):
         yield {"finish_reason": "stop"}
 
     async def stuck(self, request, context):
+        self.aborted.append("stuck began")
         try:
             await asyncio.Event().wait()
         finally:
