@@ -111,7 +111,7 @@ impl Policy {
                 oracle: Oracle::new(Arc::clone(fleet), model.card.kv_block_size),
             }),
         };
-        // As above the choice of a router, so that policies differ in their choices alone.
+        // The router has this layer too, so policies differ in their choices alone.
         let migrations = Migrations::register(metrics, MigrationConfig::default());
         Ok(Arc::new(Migrating::new(route, &model.card, migrations)))
     }
