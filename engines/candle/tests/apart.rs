@@ -17,6 +17,7 @@ use genset_backend_common::{
 };
 use genset_devtools::synthetic::make_adapter;
 use genset_devtools::tiny_chat;
+use genset_engine_candle::load::Quantization;
 use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
 use tempfile::TempDir;
 use tokio::sync::Notify;
@@ -175,30 +176,38 @@ async fn so_it_is_with_a_cache_of_f32() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_layout_is_refused_by_what_differs() {
-    let carrier = LocalKvCarrier::default();
-    let prefill = Live::start(Role::Prefill, 1, &carrier, args()).await;
-    let other = CandleArgs {
+async fn blocks_of_another_layout_or_of_other_weights_are_refused_by_what_differs() {
+    let other_layout = CandleArgs {
         kv_cache_dtype: DtypeChoice::F32,
         ..args()
     };
-    let decode = Live::start(Role::Decode, 2, &carrier, other).await;
-    let (_, transfer) = prefill.prefill(&request(40), "r").await;
-    let mut second = request(40);
-    second.transfer = Some(transfer);
-    let error = decode.answer(second, "r").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(error.at().map(|at| at.name()), Some("transfer"));
-    assert!(
-        error.message().contains("f16") && error.message().contains("f32"),
-        "{error}"
-    );
-    // The instance can still serve a whole request.
-    let mut whole = request(40);
-    whole.transfer = Some(TransferParams::none());
-    assert_eq!(decode.answer(whole, "r").await.unwrap().tokens.len(), 24);
-    prefill.engine.abort(&RequestContext::new("r")).await;
-    prefill.until_free().await;
+    let other_weights = CandleArgs {
+        quantize: Quantization::None,
+        ..args()
+    };
+    for (other, said) in [
+        (other_layout, ["f16", "f32"]),
+        (other_weights, ["of the weights", "those here"]),
+    ] {
+        let carrier = LocalKvCarrier::default();
+        let prefill = Live::start(Role::Prefill, 1, &carrier, args()).await;
+        let decode = Live::start(Role::Decode, 2, &carrier, other).await;
+        let (_, transfer) = prefill.prefill(&request(40), "r").await;
+        let mut second = request(40);
+        second.transfer = Some(transfer);
+        let error = decode.answer(second, "r").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(error.at().map(|at| at.name()), Some("transfer"));
+        for text in said {
+            assert!(error.message().contains(text), "{error}");
+        }
+        // The instance can still serve a whole request.
+        let mut whole = request(40);
+        whole.transfer = Some(TransferParams::none());
+        assert_eq!(decode.answer(whole, "r").await.unwrap().tokens.len(), 24);
+        prefill.engine.abort(&RequestContext::new("r")).await;
+        prefill.until_free().await;
+    }
 }
 
 /// An adapter for the model, under the same name for every seed.

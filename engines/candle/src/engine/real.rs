@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use genset_backend_common::config::Deviation;
-use genset_backend_common::{Capabilities, EngineConfig, EngineError, StartContext, TokenId};
+use genset_backend_common::{Capabilities, EngineConfig, EngineError, Role, StartContext, TokenId};
 use genset_sampling::guided::GuideFactory;
 use genset_scheduler::Limits;
 use serde::Deserialize;
@@ -131,7 +131,7 @@ impl Loader<Loaded> for RealLoader {
             .is_none_or(OpenSpeculation::can_be_apart);
         let spec = self.kv_cache(&open, speculation.as_ref(), &options, &limits)?;
         let guides = self.guides(&open, start)?;
-        let model = load_model(&open, options.clone(), start, was_given_up)?;
+        let (model, weights) = load_model(&open, options.clone(), start, was_given_up)?;
         tell_slow(&model);
         start.progress.report("allocating the KV cache", None);
         let with_spare = KvCacheSpec {
@@ -183,6 +183,7 @@ impl Loader<Loaded> for RealLoader {
             block_size,
             guides,
             kv_lease: Duration::from_secs(self.args.kv_lease.get().into()),
+            weights,
             adapters,
         })
     }
@@ -322,14 +323,19 @@ fn token_id(value: &Value) -> Option<TokenId> {
     value.as_u64().and_then(|id| TokenId::try_from(id).ok())
 }
 
+/// Loads the model; also returns the digest of its weights if the instance exchanges KV blocks with others.
 fn load_model(
     open: &OpenModel,
     options: WeightOptions,
     start: &StartContext,
     was_given_up: &dyn Fn() -> bool,
-) -> Result<Model, EngineError> {
+) -> Result<(Model, Option<u64>), EngineError> {
     let mut weights = open.weights(options, loading_progress(start, was_given_up));
-    Ok(Model::try_new(&open.config, &mut weights)?)
+    if start.role != Role::Aggregated {
+        weights = weights.with_digest(&open.config);
+    }
+    let model = Model::try_new(&open.config, &mut weights)?;
+    Ok((model, weights.digest()))
 }
 
 /// The KV cache of a model.

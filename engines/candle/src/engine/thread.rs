@@ -37,6 +37,8 @@ pub(crate) struct Loaded {
     pub(crate) guides: Option<Arc<GuideFactory>>,
     /// How long blocks are held without a fetch.
     pub(crate) kv_lease: Duration,
+    /// The digest of the weights; `None` if no KV blocks are exchanged.
+    pub(crate) weights: Option<u64>,
     /// `None` if adapters are disabled.
     pub(crate) adapters: Option<Arc<Adapters>>,
 }
@@ -152,10 +154,12 @@ fn build(
         block_size,
         guides,
         kv_lease,
+        weights,
         adapters,
     } = loaded;
     let layout = forward.kv_layout().cloned();
-    let transfers = Transfers::try_new(start.role, start.kv_transfers.clone(), kv_lease, layout)?;
+    let door = start.kv_transfers.clone();
+    let transfers = Transfers::try_new(start.role, door, kv_lease, layout, weights)?;
     let scheduler = Scheduler::try_new(limits, num_blocks, block_size)
         .map_err(|error| EngineError::invalid_argument(At::other("the engine's limits"), error))?;
     let outlets = Outlets {

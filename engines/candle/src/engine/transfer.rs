@@ -19,10 +19,12 @@ use genset_backend_common::{
     transfer::{Held, KvBytes, KvHolds, KvSource, KvTransfers, TransferParams},
 };
 use genset_scheduler::{HeldSequence, ReceivingPlace, SequenceId};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::core::Command;
 use crate::model::KvLayout;
@@ -42,6 +44,9 @@ const ALL_AHEAD: usize = 64;
 /// The most pending writes of a transfer.
 const PIECES_WRITTEN: usize = 4;
 
+/// The minimum time between two log lines about blocks of other weights.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Identifies held blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Blocks {
@@ -54,6 +59,9 @@ struct Blocks {
     /// Blocks that the fetching instance has already.
     #[serde(default)]
     cached_blocks: usize,
+    /// The digest of the model's weights, in hex digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    weights: Option<String>,
     /// The digest of the adapter's weights, in hex digits; `None` without an adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     adapter: Option<String>,
@@ -91,6 +99,10 @@ pub(crate) struct Transfers {
     door: KvTransfers,
     pub(crate) holds: KvHolds<HeldPrompt>,
     layout: Option<KvLayout>,
+    /// The digest of the model's weights.
+    weights: Option<u64>,
+    /// When a line about blocks of other weights was last logged.
+    logged: Arc<Mutex<Option<Instant>>>,
 }
 
 /// A prompt whose blocks are held.
@@ -108,6 +120,7 @@ impl Transfers {
         door: KvTransfers,
         lease: Duration,
         layout: Option<KvLayout>,
+        weights: Option<u64>,
     ) -> Result<Self, EngineError> {
         if role != Role::Aggregated && layout.is_none() {
             let problem = "prefill and decode can be done apart on the CPU only: the KV cache of a GPU gives out no blocks yet";
@@ -118,6 +131,8 @@ impl Transfers {
             door,
             holds: KvHolds::new(lease),
             layout,
+            weights,
+            logged: Arc::default(),
         })
     }
 
@@ -145,7 +160,8 @@ impl Transfers {
     /// adapter's weights.
     ///
     /// # Errors
-    /// `InvalidArgument` if the request has no transfer parameters, or the blocks are of another layout, prompt or adapter.
+    /// `InvalidArgument` if the request has no transfer parameters, or the blocks are of another layout, prompt or adapter, or of
+    /// other weights.
     pub(crate) fn source_of(
         &self,
         request: &GenerateRequest,
@@ -163,6 +179,10 @@ impl Transfers {
                 ours.unwrap_or_default()
             )));
         }
+        // Under one name, instances may have other weights while operators exchange a model's files.
+        if blocks.weights != self.weights.map(hex) {
+            return Err(self.other_weights(blocks.weights));
+        }
         if blocks.prompt_tokens != request.tokens()?.len() {
             return Err(bad("the blocks are those of another prompt"));
         }
@@ -171,6 +191,24 @@ impl Transfers {
             return Err(bad("the blocks are those of another adapter"));
         }
         Ok(Some(transfer.clone()))
+    }
+
+    /// The error for blocks that were computed with other weights. It is logged at most once a minute.
+    fn other_weights(&self, theirs: Option<String>) -> EngineError {
+        let theirs = theirs.unwrap_or_else(|| "unknown".into());
+        let ours = self.weights.map(hex).unwrap_or_default();
+        let mut logged = self.logged.lock();
+        if logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
+            *logged = Some(Instant::now());
+            tracing::warn!(
+                theirs,
+                ours,
+                "a prefill instance's KV blocks are of other weights and are not taken: its model files or its --quantize differ; logged once a minute"
+            );
+        }
+        bad(format!(
+            "the prefill instance's KV blocks are of the weights {theirs}, and those here of {ours}"
+        ))
     }
 
     /// Holds the blocks of a prompt, and returns the parameters to fetch them.
@@ -186,6 +224,7 @@ impl Transfers {
             prompt_tokens: leg.prompt_tokens,
             layout,
             cached_blocks: 0,
+            weights: self.weights.map(hex),
             adapter: leg.adapter.map(hex),
         };
         let data = serde_json::to_value(blocks).ok()?;

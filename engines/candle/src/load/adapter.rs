@@ -16,7 +16,6 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
-use genset_backend_common::random::{STEP, mix};
 use genset_backend_common::{EngineError, ErrorKind, error::At};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -24,7 +23,7 @@ use safetensors::{Dtype, SafeTensors};
 use self::config::PeftConfig;
 use super::place::row_order;
 use super::safetensors::float_dtype;
-use super::tensors::{Data, RawTensor, RowOrder};
+use super::tensors::{Data, RawTensor, RowOrder, digest};
 use crate::error::{Bytes, LoadError};
 use crate::model::config::ModelConfig;
 use crate::model::lora::scaled;
@@ -137,7 +136,8 @@ impl AdapterReader {
             return Err(AdapterError::TooLarge { path, bytes, left });
         }
         let weights = AdapterWeights::new(self.config.num_layers);
-        let mut weights = weights.with_digest(digest(&content, peft.scale));
+        // The scale is not in that file.
+        let mut weights = weights.with_digest(digest(peft.scale.to_bits(), &content));
         for module in &modules {
             self.add(&mut weights, &file, module, &peft)?;
         }
@@ -383,18 +383,6 @@ fn numbers(
             format!("tensor {name} has numbers that are not finite"),
         ))
     }
-}
-
-/// A number made of the file's bytes and of the scale, which is not in that file.
-fn digest(content: &[u8], scale: f64) -> u64 {
-    let length = u64::try_from(content.len()).unwrap_or(u64::MAX);
-    let words = content.chunks(size_of::<u64>()).map(|bytes| {
-        let mut word = [0; size_of::<u64>()];
-        word[..bytes.len()].copy_from_slice(bytes);
-        u64::from_le_bytes(word)
-    });
-    let all = [length, scale.to_bits()].into_iter().chain(words);
-    all.fold(0, |digest, word| mix(digest.wrapping_add(STEP) ^ word))
 }
 
 fn not_an_adapter(path: &Path, problem: impl Into<String>) -> AdapterError {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use candle_core::quantized::k_quants::GgmlType as _;
+use genset_backend_common::random::{STEP, mix};
 use half::slice::HalfBitsSliceExt as _;
 use half::{bf16, f16};
 
@@ -222,6 +223,19 @@ pub(crate) fn bytes_of(dtype: WeightType, elements: usize) -> Option<usize> {
         return None;
     }
     (elements / block).checked_mul(dtype.type_size())
+}
+
+/// A number that identifies bytes, the same on every machine. It continues from the number `before`. Not for secrets.
+pub(crate) fn digest(before: u64, bytes: &[u8]) -> u64 {
+    let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let next = |digest: u64, word: u64| mix(digest.wrapping_add(STEP) ^ word);
+    let words = words.iter().chain([&last]);
+    words.fold(next(before, length), |digest, word| {
+        next(digest, u64::from_le_bytes(*word))
+    })
 }
 
 /// Converts the numbers of a file, as many as `into` holds. Only for types that are not quantized.

@@ -10,8 +10,9 @@ use rayon::prelude::*;
 
 use super::TensorFiles;
 use super::quantize::{MIN_ROWS, Part, Quantization, floats, quantize};
-use super::tensors::{RawTensor, bytes_of};
+use super::tensors::{RawTensor, bytes_of, digest};
 use crate::error::LoadError;
+use crate::model::ModelConfig;
 use crate::model::linear::{Matrix, WeightType};
 use crate::model::weights::Weights;
 
@@ -71,6 +72,8 @@ pub struct ModelWeights<'a> {
     unreleased: u64,
     /// The number of matrices in packed forms, by the form and the resulting type.
     converted: BTreeMap<(&'static str, String), usize>,
+    /// The digest so far; `None` if nobody wants it.
+    digest: Option<u64>,
 }
 
 impl fmt::Debug for ModelWeights<'_> {
@@ -112,7 +115,36 @@ impl<'a> ModelWeights<'a> {
             fallbacks: 0,
             unreleased: 0,
             converted: BTreeMap::new(),
+            digest: None,
         }
+    }
+
+    /// Makes it compute a [digest](Self::digest), for which it reads each byte of the tensors once more.
+    #[must_use]
+    pub(crate) fn with_digest(mut self, config: &ModelConfig) -> Self {
+        // No token's keys and values depend on how many tokens there may be.
+        let config = ModelConfig {
+            context_length: 0,
+            ..config.clone()
+        };
+        self.digest = Some(digest(0, format!("{config:?}").as_bytes()));
+        self
+    }
+
+    /// A number that identifies the model as it is computed: its configuration, its tensors loaded so far, and the types that they
+    /// are kept in. `None` if it is not computed.
+    pub(crate) fn digest(&self) -> Option<u64> {
+        self.digest
+    }
+
+    /// Adds a tensor to the digest. `became` is the type that it is kept in.
+    fn identify(&mut self, name: &str, raw: &RawTensor<'_>, became: &str) {
+        let Some(all) = &mut self.digest else { return };
+        let rows = (0..raw.num_rows()).into_par_iter().with_min_len(MIN_ROWS);
+        let rows: Vec<u64> = rows.map(|row| digest(0, &raw.row(row)).to_le()).collect();
+        let of_names = digest(digest(0, name.as_bytes()), became.as_bytes());
+        // A sum: the order in which tensors are requested does not matter.
+        *all = all.wrapping_add(digest(of_names, bytemuck::cast_slice(&rows)));
     }
 
     fn done(&mut self, bytes: usize) -> Result<(), LoadError> {
@@ -156,8 +188,9 @@ impl<'a> ModelWeights<'a> {
         if is_floats && self.options.device.is_cpu() {
             self.tell_fallback(name, row_len, part);
         }
+        let became = became(raw.dtype, &self.options, row_len, part);
+        self.identify(name, &raw, &became);
         if let Some(form) = raw.form() {
-            let became = became(raw.dtype, &self.options, row_len, part);
             *self.converted.entry((form, became)).or_default() += 1;
         }
         self.done(bytes)?;
@@ -206,6 +239,7 @@ impl Weights for ModelWeights<'_> {
             });
         };
         let bytes = raw.file_bytes();
+        self.identify(name, &raw, "");
         let device = &self.options.device;
         let placed = if device.is_cpu() {
             Ok(on_cpu)

@@ -91,7 +91,8 @@ impl OpenSpeculation {
         let method = match self.draft_model {
             None => Method::Ngram,
             Some(draft) => {
-                let model = load_model(&draft, options, start, was_given_up).map_err(of_draft)?;
+                let loaded = load_model(&draft, options, start, was_given_up);
+                let (model, _) = loaded.map_err(of_draft)?;
                 let cache = allocate(&draft.config, spec, &device)?;
                 let forward = Box::new(RealForward::new(model, cache, enforce_eager));
                 tracing::info!(draft_model = draft.name, "the draft model is loaded");

@@ -172,6 +172,7 @@ impl Loader<Loaded> for Fake {
             block_size: self.block_size,
             guides: Some(self.guides()),
             kv_lease: Duration::from_secs(30),
+            weights: None,
             adapters: Some(Arc::new(Adapters::new(
                 Box::new(FakeAdapters),
                 ADAPTER_LIMITS,

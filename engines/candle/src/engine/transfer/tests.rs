@@ -1,6 +1,7 @@
 //! The commands of a transfer to the engine thread.
 
 use futures_util::FutureExt;
+use genset_backend_common::ErrorKind;
 use genset_scheduler::FreedSequences;
 
 use super::*;
@@ -34,6 +35,7 @@ async fn sending(commands: &mpsc::Sender<Command>, ahead: usize) -> KvBytes {
         prompt_tokens,
         layout: layout.clone(),
         cached_blocks: 0,
+        weights: None,
         adapter: None,
     };
     let source = Source {
@@ -47,12 +49,43 @@ async fn sending(commands: &mpsc::Sender<Command>, ahead: usize) -> KvBytes {
     source.fetch(data, ctx).await.unwrap()
 }
 
+fn transfers(role: Role, weights: Option<u64>) -> Transfers {
+    let lease = Duration::from_secs(60);
+    Transfers::try_new(role, KvTransfers::new(1), lease, Some(layout()), weights).unwrap()
+}
+
+#[test]
+fn blocks_of_other_weights_are_refused() {
+    for (theirs, ours, is_taken) in [
+        (Some(1), Some(1), true),
+        (Some(1), Some(2), false),
+        // An instance of an older version, which does not say its weights.
+        (None, Some(1), false),
+    ] {
+        let prefill = transfers(Role::Prefill, theirs);
+        let leg = PrefillLeg {
+            transfers: prefill.clone(),
+            request_id: "r".into(),
+            prompt_tokens: 3,
+            adapter: None,
+        };
+        let mut request = GenerateRequest::from_tokens("m", vec![1, 2, 3]);
+        let sequence = FreedSequences::new(|| {}).holding(SequenceId(1));
+        request.transfer = prefill.hold(&leg, sequence);
+        let decode = transfers(Role::Decode, ours);
+        let refusal = decode.source_of(&request, None).err();
+        assert_eq!(refusal.is_none(), is_taken, "{theirs:?} {ours:?}");
+        if let Some(refusal) = refusal {
+            assert_eq!(refusal.kind(), ErrorKind::InvalidArgument);
+            assert_eq!(refusal.at(), Some(&RequestField::Transfer.into()));
+            assert!(refusal.message().contains(&hex(ours.unwrap())), "{refusal}");
+        }
+    }
+}
+
 #[test]
 fn blocks_of_another_adapter_are_refused() {
-    let [prefill, decode] = [Role::Prefill, Role::Decode].map(|role| {
-        let lease = Duration::from_secs(60);
-        Transfers::try_new(role, KvTransfers::new(1), lease, Some(layout())).unwrap()
-    });
+    let [prefill, decode] = [Role::Prefill, Role::Decode].map(|role| transfers(role, Some(1)));
     for (computed_with, loaded, is_taken) in [
         (None, None, true),
         (Some(1), Some(1), true),

@@ -1,6 +1,7 @@
 //! Checkout folders: whole, in shards, of every float type, and broken.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use ::safetensors::{Dtype, SafeTensors, View};
 use proptest::prelude::*;
@@ -252,6 +253,46 @@ fn rows_that_are_no_whole_blocks_take_another_type() {
     let got = logits(&reference("llama"), Quantization::Q4K);
     let error = relative_error(&exact, &got);
     assert!(error > 0.0 && error < 0.05, "{error}");
+}
+
+/// A decode instance takes KV blocks of nothing but what it computes with itself.
+#[test]
+fn models_are_told_apart_by_their_numbers_types_and_configuration() {
+    let digest = |folder: &TempDir, quantization| {
+        let open = OpenModel::open(folder.path()).unwrap();
+        let weights = open.weights(options(quantization), |_| Ok(()));
+        let mut weights = weights.with_digest(&open.config);
+        Model::try_new(&open.config, &mut weights).unwrap();
+        weights.digest().unwrap()
+    };
+    let made = |seed| {
+        let folder = tempfile::tempdir().unwrap();
+        make_model(folder.path(), SyntheticSize::Tiny, seed).unwrap();
+        folder
+    };
+    let configured = |pointer: &str, to: Value| {
+        let folder = made(1);
+        set(&folder, CONFIG, pointer, to);
+        folder
+    };
+    let one_bit = made(1);
+    let path = one_bit.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let usual = Quantization::Q8_0;
+    let digests = [
+        digest(&made(1), usual),
+        digest(&made(1), Quantization::Q4_0),
+        digest(&made(2), usual),
+        digest(&one_bit, usual),
+        digest(&configured("/rope_theta", json!(20_000.0)), usual),
+    ];
+    let apart: BTreeSet<u64> = digests.into_iter().collect();
+    assert_eq!(apart.len(), digests.len(), "{digests:?}");
+    assert_eq!(digest(&made(1), usual), digests[0]);
+    let shorter = configured("/max_position_embeddings", json!(128));
+    assert_eq!(digest(&shorter, usual), digests[0]);
 }
 
 #[test]
