@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Input, ModelCard, RequestContext,
+    Capabilities, EngineError, ErrorKind, GenerateRequest, Input, ModelCard, RequestContext,
     card::DEFAULT_MIGRATION_LIMIT, config::SamplingOption, transfer::TransferParams,
 };
 use genset_runtime::{InstanceId, KvBlocksClient};
@@ -68,10 +68,8 @@ struct Parts {
     /// How long a request waits if it cannot start.
     successor_time: Duration,
     context_length_tokens: u32,
-    /// Whether the engine supports seeds.
-    has_seeds: bool,
-    /// Whether a seeded request may resume from another instance's tokens.
-    resumes_exactly: bool,
+    /// What the engine supports.
+    can: Capabilities,
     blocks: Option<KvBlocksClient>,
     metrics: ModelLegs,
 }
@@ -94,8 +92,7 @@ impl Disaggregating {
                 _ => Duration::ZERO,
             },
             context_length_tokens: card.context_length_tokens,
-            has_seeds: card.capabilities.sampling.contains(&SamplingOption::Seed),
-            resumes_exactly: card.capabilities.resume,
+            can: card.capabilities.clone(),
             blocks,
             metrics: legs.of(&card.name),
         };
@@ -199,10 +196,10 @@ impl Parts {
         if sampling.temperature == Some(0.0) || sampling.seed.is_some() {
             return true;
         }
-        if request.resumed_tokens > 0 && !self.resumes_exactly {
+        if request.resumed_tokens > 0 && !self.can.resume {
             return false;
         }
-        if self.has_seeds {
+        if self.can.sampling.contains(&SamplingOption::Seed) {
             // Even without a temperature: the default of a third-party server may be to sample.
             sampling.seed = Some(rand::random());
             return true;

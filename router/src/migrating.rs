@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use self::budget::Budget;
 use self::metrics::{MigrationMetrics, ModelMetrics};
 use self::resume::Kept;
+pub(crate) use self::resume::{continued, without_seam};
 use self::stream::{MigratingStream, Parts, await_instance, is_away};
 use crate::route::Route;
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{
-    CancelReason, EngineError, ErrorKind, GenerateRequest, RequestContext, RequestField,
+    CancelReason, EngineError, ErrorKind, GenerateRequest, RequestContext, RequestField, TokenId,
     transfer::{KvTransfers, TransferParams},
 };
 use genset_runtime::InstanceId;
 
 use super::Parts;
 use super::metrics::Whole;
+use crate::migrating::continued;
 use crate::patience::Patience;
 use crate::route::{Route, Routed};
 
@@ -21,6 +22,8 @@ pub(super) struct Handing {
     /// The decode pool at the start of the request.
     pub(super) decode: Arc<dyn Route>,
     pub(super) request: GenerateRequest,
+    /// The tokens of the answer after which an instance without the blocks continues.
+    pub(super) given: Vec<TokenId>,
     pub(super) ctx: RequestContext,
     pub(super) left_out: Vec<InstanceId>,
 }
@@ -29,7 +32,7 @@ pub(super) struct Handing {
 pub(super) enum Taken {
     /// A decode instance, with the blocks of the prompt.
     Blocks(Routed),
-    /// An instance that serves the whole request.
+    /// An instance that computes the prompt itself.
     Whole(Routed),
 }
 
@@ -67,7 +70,8 @@ impl Handing {
                 return Err(Untaken::Nobody(refusal));
             }
             let why = Whole::DecodeRefused;
-            let whole = (self.parts).ask_whole(why, &self.request, &self.ctx, left_out);
+            let request = continued(&self.request, &self.given);
+            let whole = (self.parts).ask_whole(why, &request, &self.ctx, left_out);
             let last = match whole.await {
                 Ok(routed) => {
                     self.parts.metrics.whole(why);

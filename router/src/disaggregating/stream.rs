@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::Parts;
 use super::handing::{Handing, Taken, Untaken};
 use super::metrics::Leg;
+use crate::migrating::without_seam;
 use crate::route::{Holder, Route, Routed};
 
 type Item = Result<Output, EngineError>;
@@ -38,6 +39,8 @@ pub(super) struct TwoLegs {
     first: TokenChunk,
     /// Whether they were streamed to the client; otherwise the decode leg's are.
     passes_first: bool,
+    /// The number of them that the decode leg has at the end of its prompt.
+    resumed: u32,
     /// Prompt tokens that the prefill instance had cached.
     cached_tokens: Option<u32>,
     /// Blocks that perhaps have not been fetched yet.
@@ -82,6 +85,7 @@ impl TwoLegs {
             now: Arc::default(),
             first: TokenChunk::default(),
             passes_first: true,
+            resumed: 0,
             cached_tokens: None,
             held: None,
         }
@@ -169,6 +173,15 @@ impl TwoLegs {
         }
     }
 
+    /// The tokens of the prefill leg after which an instance that does not get its blocks continues. Such an instance may have
+    /// other weights, and choose another first token. Empty if the engine cannot continue.
+    fn given(&self) -> &[TokenId] {
+        match self.passes_first && self.parts.can.resumes(&self.request).is_ok() {
+            true => &self.first.token_ids,
+            false => &[],
+        }
+    }
+
     /// Starts the search for a decode instance.
     fn hand_over(&mut self, transfer: TransferParams) {
         self.since = Instant::now();
@@ -177,6 +190,7 @@ impl TwoLegs {
             parts: Arc::clone(&self.parts),
             decode: Arc::clone(&self.decode),
             request: self.request.clone(),
+            given: self.given().to_vec(),
             ctx: self.ctx.clone(),
             left_out: self.left_out.clone(),
         };
@@ -191,6 +205,7 @@ impl TwoLegs {
                 if let Some(transfer) = self.held.take() {
                     self.parts.release(&transfer);
                 }
+                self.resumed = u32::try_from(self.given().len()).unwrap_or(u32::MAX);
                 routed
             }
         };
@@ -198,7 +213,7 @@ impl TwoLegs {
         self.stage = Stage::Decode(Decode {
             holder: routed.holder,
             outputs: routed.outputs,
-            again: usize::try_from(self.passed()).unwrap_or(usize::MAX),
+            again: usize::try_from(self.passed() - self.resumed).unwrap_or(usize::MAX),
             is_fetching: self.held.is_some(),
         });
     }
@@ -218,6 +233,7 @@ impl TwoLegs {
                     Ok(last) => last,
                     Err(error) => return Some(self.end(Err(error))),
                 };
+                without_seam(&mut finished, self.resumed);
                 let passed = self.passed();
                 let usage = &mut finished.usage;
                 usage.completion_tokens = usage.completion_tokens.max(passed);

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use self::pool::{Does, Fake, token};
 use super::{Disaggregating, DisaggregationConfig, Legs, PoolSet, Pools};
 use crate::config::RouterConfig;
-use crate::migrating::{Migrating, MigrationConfig, Migrations};
+use crate::migrating::{Migrating, MigrationConfig, Migrations, continued};
 use crate::route::{Route, Routed};
 use crate::testing::{Read, read};
 
@@ -285,7 +285,9 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
         assert_eq!(read.tokens, expected(12));
         assert_eq!(read.end.unwrap().usage.completion_tokens, 12);
         assert!(site.whole(reason), "{reason}");
-        assert_eq!(whole.asked(), [request()]);
+        let has_first = reason == "decode_refused";
+        let given = expected(usize::from(has_first));
+        assert_eq!(whole.asked(), [continued(&request(), &given)]);
     }
     // Other refusals are about the request.
     let invalid = Does::Refuses(ErrorKind::InvalidArgument);
@@ -298,6 +300,37 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
             (error.kind(), whole.count()),
             (ErrorKind::InvalidArgument, 0)
         );
+    }
+}
+
+/// During a rollout the instances have other weights.
+#[tokio::test]
+async fn an_instance_that_refuses_the_blocks_goes_on_after_the_first_token() {
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::RefusesBlocks, Does::AnswersOtherwise]);
+    let read = site(&prefill, &decode).ask(request()).await;
+    let others = expected(12).into_iter().skip(1).map(|token| token + 1);
+    let tokens: Vec<TokenId> = expected(1).into_iter().chain(others).collect();
+    assert_eq!(read.tokens, tokens);
+    let usage = read.end.unwrap().usage;
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (4, 12));
+    let mut asked = decode.asked().remove(1);
+    assert!(asked.transfer.take().unwrap().is_none());
+    assert_eq!(asked, continued(&request(), &expected(1)));
+    assert_eq!((asked.resumed_tokens, asked.stop.max_tokens), (1, Some(11)));
+}
+
+/// Such an engine begins anew, and its first token must be that of the prefill instance.
+#[tokio::test]
+async fn an_engine_that_cannot_resume_repeats_the_first_token() {
+    for (second, is_same) in [(Does::Answers, true), (Does::AnswersOtherwise, false)] {
+        let prefill = Fake::new(0, [Does::Prefills]);
+        let decode = Fake::new(10, [Does::RefusesBlocks, second]);
+        let site = site_of_two(Capabilities::tokens(), prefill, decode.clone());
+        let read = site.ask(request()).await;
+        assert_eq!(read.tokens, expected(if is_same { 12 } else { 1 }));
+        assert_eq!(read.end.is_ok(), is_same);
+        assert_eq!(decode.asked()[1].resumed_tokens, 0);
     }
 }
 

@@ -127,12 +127,11 @@ pub(super) fn resume(
     }
     let given = kept.tokens();
     let count = u32::try_from(given.len()).unwrap_or(u32::MAX);
-    let mut request = request.clone();
-    let Input::Tokens(prompt) = &mut request.input else {
-        return Ok(GoesOn::As(Box::new(request), 0));
+    let Input::Tokens(prompt) = &request.input else {
+        return Ok(GoesOn::As(Box::new(request.clone()), 0));
     };
     if count == 0 {
-        return Ok(GoesOn::As(Box::new(request), 0));
+        return Ok(GoesOn::As(Box::new(request.clone()), 0));
     }
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let room = context_length_tokens.saturating_sub(prompt_tokens);
@@ -140,15 +139,26 @@ pub(super) fn resume(
         let finished = Finish::length().into_finished(prompt_tokens, count);
         return Ok(GoesOn::Ends(finished));
     }
-    *prompt = [prompt.as_slice(), given].concat().into();
-    request.resumed_tokens = request.resumed_tokens.saturating_add(count);
-    request.stop.max_tokens = request.stop.max_tokens.map(|max| max - count);
-    request.stop.min_tokens = request.stop.min_tokens.saturating_sub(count);
-    Ok(GoesOn::As(Box::new(request), count))
+    Ok(GoesOn::As(Box::new(continued(request, given)), count))
+}
+
+/// Returns the request that continues `request` after the tokens `given` of its answer. It may have more tokens than those.
+pub(crate) fn continued(request: &GenerateRequest, given: &[TokenId]) -> GenerateRequest {
+    let mut request = request.clone();
+    if let Input::Tokens(prompt) = &mut request.input
+        && !given.is_empty()
+    {
+        let count = u32::try_from(given.len()).unwrap_or(u32::MAX);
+        *prompt = [prompt.as_slice(), given].concat().into();
+        request.resumed_tokens = request.resumed_tokens.saturating_add(count);
+        request.stop.max_tokens = request.stop.max_tokens.map(|max| max - count);
+        request.stop.min_tokens = request.stop.min_tokens.saturating_sub(count);
+    }
+    request
 }
 
 /// Rewrites the terminal of a request that resumed after `resumed` tokens to cover the whole answer.
-pub(super) fn without_seam(finished: &mut Finished, resumed: u32) {
+pub(crate) fn without_seam(finished: &mut Finished, resumed: u32) {
     let usage = &mut finished.usage;
     usage.prompt_tokens = usage.prompt_tokens.saturating_sub(resumed);
     usage.completion_tokens = usage.completion_tokens.saturating_add(resumed);
