@@ -24,6 +24,7 @@ use super::adapters::{AdapterLimits, Adapters};
 use super::capabilities;
 use super::forward::{Forward, ForwardError};
 use super::thread::{Loaded, Loader};
+use super::transfer::hex;
 use crate::args::{CandleArgs, DeviceChoice, DtypeChoice};
 use crate::error::LoadError;
 use crate::load::{
@@ -172,6 +173,7 @@ impl Loader<Loaded> for RealLoader {
             ?dtype,
             num_blocks,
             block_size,
+            weights = weights.map(hex),
             "the model is loaded"
         );
         Ok(Loaded {

@@ -84,7 +84,8 @@ fn bytes_of(layout: &KvLayout, prompt_tokens: usize, cached_blocks: usize) -> Ra
     cached_blocks.min(end) * block..end * block
 }
 
-fn hex(number: u64) -> String {
+/// A number as instances exchange it and the log shows it.
+pub(super) fn hex(number: u64) -> String {
     format!("{number:016x}")
 }
 
