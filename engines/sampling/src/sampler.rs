@@ -65,8 +65,8 @@ impl Sampler {
     /// request without one; choose it at random.
     ///
     /// # Errors
-    /// `InvalidArgument` for an option out of its range, or a bias for a token outside the vocabulary; `Unsupported` for a
-    /// request without tokens.
+    /// `InvalidArgument` for an option out of its range, a bias for a token outside the vocabulary, or a `min_tokens` that leaves
+    /// no token because each one ends the answer; `Unsupported` for a request without tokens.
     pub fn try_new(
         request: &GenerateRequest,
         vocab_size: usize,
@@ -83,6 +83,16 @@ impl Sampler {
                 problem,
             ));
         }
+        let banned = banned(&request.stop);
+        let known = banned
+            .iter()
+            .filter(|token| usize::try_from(**token).is_ok_and(|id| id < vocab_size));
+        if request.stop.min_tokens > 0 && known.count() >= vocab_size {
+            return Err(EngineError::invalid_argument(
+                RequestField::StopTokenIds,
+                "leaves no token before min_tokens: with the end-of-sequence tokens it names the whole vocabulary",
+            ));
+        }
         let (prompt, output) = prompt_and_resumed(request)?;
         let temperature = options.temperature.unwrap_or(0.0);
         let top_k = options.top_k.and_then(|k| usize::try_from(k).ok());
@@ -97,7 +107,7 @@ impl Sampler {
             top_p: options.top_p.filter(|p| *p < 1.0).map(f64::from),
             min_p: options.min_p.filter(|p| *p > 0.0),
             adjustments: Adjustments::new(options, prompt, output),
-            banned: banned(&request.stop),
+            banned,
             min_tokens: request.stop.min_tokens,
             generated: 0,
             resumed: request.resumed_tokens,

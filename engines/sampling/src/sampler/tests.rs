@@ -480,6 +480,17 @@ fn requests_out_of_range_are_refused_by_field() {
         field(|r| r.sampling.logit_bias = [(10, 1.0)].into()),
         (invalid, "logit_bias".into())
     );
+    // Nothing could be chosen, and an engine would doubt the model's logits.
+    let ends_with_all = |r: &mut GenerateRequest| {
+        r.stop.min_tokens = 1;
+        r.stop.stop_token_ids = (1..10).collect();
+        r.stop.eos_token_ids = [0].into();
+    };
+    assert_eq!(field(ends_with_all), (invalid, "stop_token_ids".into()));
+    let mut all_but_one = request(ends_with_all);
+    all_but_one.stop.ignore_eos = true;
+    let mut sampler = Sampler::try_new(&all_but_one, 10, 0).unwrap();
+    assert_eq!(next(&mut sampler, &[0.0; 10], None), 0);
     let embed = |r: &mut GenerateRequest| r.input = genset_backend_common::Input::Text("x".into());
     assert_eq!(field(embed).0, ErrorKind::Unsupported);
 }
