@@ -19,7 +19,7 @@ use crate::slots::{Eviction, Row, Sequence, Slots, first_ready};
 pub(crate) enum Command {
     /// Adds a request.
     Add(Box<Sequence<Active>>),
-    /// Forgets what idle cells hold, and notifies the sender when done.
+    /// Forgets every reusable cell, and notifies the sender when done.
     ClearPrefixCache(oneshot::Sender<()>),
     /// Ends every request and the thread.
     Stop,
@@ -146,6 +146,8 @@ impl<'model> Core<'model> {
         match command {
             Command::Add(sequence) => self.waiting.push_back(*sequence),
             Command::ClearPrefixCache(done) => {
+                // Running sequences keep their cells.
+                self.slots.end_reuse();
                 for slot in 0..self.slots.all.len() {
                     if self.slots.all[slot].request.is_none() {
                         self.clear(slot);

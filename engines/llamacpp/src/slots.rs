@@ -26,6 +26,8 @@ pub(crate) struct Slot<R> {
     /// The number of leading tokens that are in cells.
     pub(crate) computed: usize,
     salt: Option<String>,
+    /// Whether other sequences may begin with its cells. False if the prefix cache was cleared since it began.
+    is_reusable: bool,
     /// The request in progress; `None` if the cells only wait for reuse.
     pub(crate) request: Option<R>,
     /// When the slot got its request, or lost it. 0 while it holds nothing.
@@ -81,6 +83,7 @@ impl<R> Slots<R> {
             tokens: Vec::new(),
             computed: 0,
             salt: None,
+            is_reusable: true,
             request: None,
             since: 0,
         };
@@ -109,7 +112,7 @@ impl<R> Slots<R> {
             same.take_while(|(token, other)| token == other).count()
         };
         let (source, common) = (self.all.iter().enumerate())
-            .filter(|(_, slot)| slot.salt.as_deref() == salt)
+            .filter(|(_, slot)| slot.is_reusable && slot.salt.as_deref() == salt)
             .map(|(place, slot)| (place, common(slot)))
             .max_by_key(|(_, common)| *common)
             .unwrap_or((0, 0));
@@ -150,9 +153,17 @@ impl<R> Slots<R> {
             tokens: sequence.tokens,
             computed,
             salt: sequence.salt,
+            is_reusable: true,
             request: Some(sequence.request),
             since: self.clock,
         };
+    }
+
+    /// From now on no sequence begins with cells that hold something now.
+    pub(crate) fn end_reuse(&mut self) {
+        self.all
+            .iter_mut()
+            .for_each(|slot| slot.is_reusable = false);
     }
 
     /// Ends a slot's request. Its cells stay for reuse.
@@ -273,6 +284,19 @@ mod tests {
         assert_eq!(slots.place(&[1, 2, 3, 4, 5, 6], None).unwrap().slot, 1);
         let place = slots.place(&[1, 2, 3, 4, 7], None).unwrap();
         assert_eq!((place.slot, place.source, place.common), (2, 1, 4));
+    }
+
+    #[test]
+    fn nobody_begins_with_cells_from_before_the_cache_was_cleared() {
+        let mut slots = slots(100, &[&[1, 2, 3]], &[]);
+        let common = |slots: &Slots<_>| slots.place(&[1, 2, 3, 4], None).map(|place| place.common);
+        assert_eq!(common(&slots), Some(3));
+        slots.end_reuse();
+        assert_eq!(common(&slots), Some(0), "while its sequence runs");
+        slots.release(0);
+        assert_eq!(common(&slots), Some(0), "after it has ended");
+        slots.fill(0, 3, sequence(&[1, 2, 3]));
+        assert_eq!(common(&slots), Some(3), "the next sequence is another");
     }
 
     #[test]
