@@ -15,7 +15,7 @@ use genset_backend_common::machine::usable_memory;
 use genset_router::RouterConfig;
 use genset_runtime::EndpointName;
 #[cfg(feature = "cli")]
-use genset_runtime::{byte_count, in_bytes, in_seconds, positive_seconds};
+use genset_runtime::{byte_count, in_bytes, in_seconds, positive_seconds, seconds};
 use http::HeaderName;
 
 pub use allowed::{AllowedHost, Origin};
@@ -189,6 +189,12 @@ pub struct FrontendConfig {
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_WRITE_TIMEOUT", default_value = in_seconds(Self::default().write_timeout),
         value_parser = positive_seconds))]
     pub write_timeout: Duration,
+    /// Silence of a streamed answer after which clients and proxies get a sign of life, in seconds; 0 for none
+    ///
+    /// A stream that has not begun by then begins without the engine: an error after that is an event.
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_STREAM_KEEP_ALIVE", default_value = in_seconds(Self::default().stream_keep_alive),
+        value_parser = seconds))]
+    pub stream_keep_alive: Duration,
     /// Limit on preparing a model that a worker announces, in seconds
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MODEL_TIMEOUT", default_value = in_seconds(Self::default().model_timeout),
         value_parser = positive_seconds))]
@@ -243,6 +249,7 @@ impl Default for FrontendConfig {
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(60),
+            stream_keep_alive: Duration::from_secs(15),
             model_timeout: Duration::from_secs(60),
             access_log: true,
         }

@@ -56,7 +56,7 @@ pub use names::{EndpointName, InstanceId, NameError};
 #[cfg(feature = "cli")]
 pub use network_args::{
     DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, byte_count, in_bytes,
-    in_seconds, positive_seconds,
+    in_seconds, positive_seconds, seconds,
 };
 pub use peers::peer_of;
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};

@@ -146,7 +146,10 @@ pub struct NetworkArgs {
 }
 
 /// Parses a flag's value in seconds.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// The text is not such a number; the message says what is expected.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     duration(text, "must be between 0 and 1e9 seconds")
 }
 

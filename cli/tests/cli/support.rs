@@ -350,9 +350,10 @@ pub(crate) fn done_events(stream: &str) -> Vec<Value> {
     events_of(events.unwrap_or_else(|| panic!("no [DONE] at the end of {stream:?}")))
 }
 
-/// The data of a stream's events, which must all be JSON.
+/// The data of a stream's events, which must all be JSON. Comments, which a stream has after a long silence, are left out.
 pub(crate) fn events_of(stream: &str) -> Vec<Value> {
-    let events = stream.split_terminator("\n\n").map(|event| {
+    let events = stream.split_terminator("\n\n");
+    let events = events.filter(|event| !event.starts_with(':')).map(|event| {
         let data = event.strip_prefix("data: ").expect("an event");
         serde_json::from_str(data).unwrap_or_else(|error| panic!("{error} in {data:?}"))
     });

@@ -66,7 +66,8 @@ impl Stream {
     /// Reads to the end.
     pub(crate) async fn end(mut self) -> End {
         self.read += &self.exchange.rest().await;
-        let events: Vec<&str> = self.read.split_terminator("\n\n").collect();
+        let events = self.read.split_terminator("\n\n");
+        let events: Vec<&str> = events.filter(|event| !event.starts_with(':')).collect();
         let data = |event: &&str| event.strip_prefix("data: ").expect("an event").to_owned();
         let last = events.last().map(data).expect("a stream with events");
         if last == "[DONE]" {

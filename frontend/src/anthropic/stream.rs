@@ -48,6 +48,9 @@ enum BlockKind {
 }
 
 impl MessageEncoder {
+    /// The event that tells nothing. A stream may have any number of them.
+    pub const PING: &'static [u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
+
     /// An encoder for one message.
     #[must_use]
     pub fn new(head: MessageHead) -> Self {
@@ -71,7 +74,7 @@ impl MessageEncoder {
         let message = self.head.begun(&total);
         let start = json!({"type": "message_start", "message": message});
         put_event("message_start", &start, out);
-        put_event("ping", &json!({"type": "ping"}), out);
+        out.put_slice(Self::PING);
     }
 
     /// Writes a delta. Opens its block and closes the one before, if needed.

@@ -114,13 +114,47 @@ impl Call {
         self.enter(&params.model, Some(endpoint)).await
     }
 
-    /// Returns the answer of a request with one prompt and one choice, once its engine has accepted it.
+    /// Waits for the beginning of an answer. `None` if the answer is streamed and has not begun after the silence that a stream
+    /// may have: then its stream begins before it. Over the wire an engine accepts a request with its first token, so this may be
+    /// the time of a whole prefill.
+    pub(super) async fn until_silent<T>(
+        &self,
+        is_stream: bool,
+        begun: impl Future<Output = T>,
+    ) -> Option<T> {
+        let limit = self.app.config.stream_keep_alive;
+        if !is_stream || limit.is_zero() {
+            return Some(begun.await);
+        }
+        tokio::time::timeout(limit, begun).await.ok()
+    }
+
+    /// Starts the first of `answers`, and waits until its engine has accepted it or [its stream must
+    /// begin](Self::until_silent).
     ///
     /// # Errors
     /// The engine's refusal.
-    pub(super) async fn sole_answer(&self, mut answers: Answers) -> Result<Answer, ApiError> {
-        self.guard.measure(&mut answers);
-        answers.begin().await?;
+    pub(super) async fn start(
+        &self,
+        answers: &mut Answers,
+        is_stream: bool,
+    ) -> Result<(), ApiError> {
+        self.guard.measure(answers);
+        let begun = self.until_silent(is_stream, answers.begin()).await;
+        begun.transpose()?;
+        Ok(())
+    }
+
+    /// Returns the answer of a request with one prompt and one choice, once it is [started](Self::start).
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub(super) async fn sole_answer(
+        &self,
+        mut answers: Answers,
+        is_stream: bool,
+    ) -> Result<Answer, ApiError> {
+        self.start(&mut answers, is_stream).await?;
         let answer = answers.next();
         Ok(answer.ok_or_else(|| EngineError::internal("the request has no answer"))?)
     }

@@ -54,8 +54,7 @@ async fn answer(
     ctx: &RequestContext,
     job: Job,
 ) -> Result<Reply, ApiError> {
-    let guard = &mut call.guard;
-    guard.ignores(&job.params().hints, REASONING_EFFORT);
+    call.guard.ignores(&job.params().hints, REASONING_EFFORT);
     let head = CompletionHead {
         api,
         id: new_id(api.id_prefix()),
@@ -64,15 +63,16 @@ async fn answer(
     };
     let streaming = job.params().stream;
     let mut answers = job.answers(ctx).await?;
-    guard.measure(&mut answers);
-    answers.begin().await?;
+    call.start(&mut answers, streaming.is_some()).await?;
     if let Some(Streaming { has_usage }) = streaming {
         let encoder = ChunkEncoder::new(&head, has_usage);
+        let keep_alive = call.app.config.stream_keep_alive;
         return Ok(Reply::Streamed(Box::new(move |guard| {
             let events = ChoiceEvents::new(encoder, answers, has_usage, guard);
-            event_response(events, BytesMut::new())
+            event_response(events, BytesMut::new(), keep_alive)
         })));
     }
+    let guard = &mut call.guard;
     let explanation = answers.explanation().cloned();
     let (answers, memory) = collect(answers, guard.memory().another()).await?;
     let mut total = TotalUsage::default();

@@ -78,15 +78,17 @@ pub(super) async fn messages(call: &mut Call) -> Result<Reply, ApiError> {
     let job = job.await?;
     call.guard.ignores(&job.params().hints, EFFORT);
     let prompt_tokens = job.prompt().map_or(0, <[_]>::len);
-    let answer = call.sole_answer(job.answers(&ctx).await?).await?;
+    let answers = job.answers(&ctx).await?;
+    let answer = call.sole_answer(answers, is_stream).await?;
     if is_stream {
         let events = MessageEvents {
             encoder: MessageEncoder::new(head),
             prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
             request_id: call.request_id.clone(),
         };
-        return Ok(Reply::Streamed(Box::new(|guard| {
-            stream(events, answer, guard, None)
+        let keep_alive = call.app.config.stream_keep_alive;
+        return Ok(Reply::Streamed(Box::new(move |guard| {
+            stream(events, answer, guard, None, keep_alive)
         })));
     }
     let mut memory = call.guard.memory().another();
@@ -108,6 +110,8 @@ struct MessageEvents {
 }
 
 impl AnswerEvents for MessageEvents {
+    const KEEP_ALIVE: &'static [u8] = MessageEncoder::PING;
+
     fn start(&mut self, out: &mut BytesMut) {
         self.encoder.start(self.prompt_tokens, out);
     }

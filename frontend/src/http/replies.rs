@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -10,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, header};
 use http_body::Frame;
 use serde_json::Value;
+use tokio::time::{Instant, Sleep};
 
 use super::handlers::App;
 use super::held::{held, holding};
@@ -30,8 +32,14 @@ pub(super) fn with_ignored(mut response: Response, ignored: Option<HeaderValue>)
 /// queues for a slow client.
 pub(super) const FRAME_BYTES: usize = 8 << 10;
 
+/// A comment, which every client of events ignores.
+pub(super) const COMMENT: &[u8] = b": keep-alive\n\n";
+
 /// What writes the events of a stream, as tokens arrive. Dropping it cancels the answers that still run.
 pub(super) trait WriteEvents: Send + Unpin + 'static {
+    /// What a silent stream sends, so that neither its client nor a proxy takes its connection for dead.
+    const KEEP_ALIVE: &'static [u8] = COMMENT;
+
     /// Writes what is ready, until nothing is ready or the frame has [`FRAME_BYTES`].
     fn fill(&mut self, cx: &mut Context<'_>, frame: &mut BytesMut);
 
@@ -48,6 +56,38 @@ pub(super) trait WriteEvents: Send + Unpin + 'static {
 struct EventBody<W> {
     events: W,
     frame: BytesMut,
+    /// `None` if it may be silent for any time.
+    silence: Option<Silence>,
+}
+
+/// Notices that a stream is silent, within twice the limit. Its timer is reset only when it fires: a token costs no more than a
+/// look at it.
+struct Silence {
+    limit: Duration,
+    sleep: Pin<Box<Sleep>>,
+    has_sent: bool,
+}
+
+impl Silence {
+    /// `None` for a limit of 0.
+    fn new(limit: Duration) -> Option<Self> {
+        (!limit.is_zero()).then(|| Self {
+            limit,
+            sleep: Box::pin(tokio::time::sleep(limit)),
+            has_sent: false,
+        })
+    }
+
+    /// Ready each time the timer fires and nothing was sent since it fired last.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            ready!(self.sleep.as_mut().poll(cx));
+            self.sleep.as_mut().reset(Instant::now() + self.limit);
+            if !std::mem::take(&mut self.has_sent) {
+                return Poll::Ready(());
+            }
+        }
+    }
 }
 
 impl<W: WriteEvents> http_body::Body for EventBody<W> {
@@ -58,14 +98,26 @@ impl<W: WriteEvents> http_body::Body for EventBody<W> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let Self { events, frame } = &mut *self;
+        let Self {
+            events,
+            frame,
+            silence,
+        } = &mut *self;
         events.fill(cx, frame);
         let has_ended = events.has_ended();
         if frame.is_empty() {
-            return match has_ended {
-                true => Poll::Ready(None),
-                false => Poll::Pending,
+            if has_ended {
+                return Poll::Ready(None);
+            }
+            let Some(silence) = silence else {
+                return Poll::Pending;
             };
+            ready!(silence.poll(cx));
+            let bytes = Bytes::from_static(W::KEEP_ALIVE);
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
+        if let Some(silence) = silence {
+            silence.has_sent = true;
         }
         let bytes = frame.split();
         let share = if has_ended { events.last_share() } else { None };
@@ -81,9 +133,18 @@ impl<W: WriteEvents> http_body::Body for EventBody<W> {
     }
 }
 
-/// The response that streams `events`, beginning with what is written in `frame`.
-pub(super) fn event_response(events: impl WriteEvents, frame: BytesMut) -> Response {
-    let mut response = Response::new(Body::new(EventBody { events, frame }));
+/// The response that streams `events`, beginning with what is written in `frame`. It shows a sign of life when it is silent for
+/// `keep_alive`, unless that is 0.
+pub(super) fn event_response(
+    events: impl WriteEvents,
+    frame: BytesMut,
+    keep_alive: Duration,
+) -> Response {
+    let mut response = Response::new(Body::new(EventBody {
+        events,
+        frame,
+        silence: Silence::new(keep_alive),
+    }));
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -122,4 +183,24 @@ pub(super) async fn list_response(
 /// A whole JSON answer.
 pub(super) fn whole_response(json: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], json).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_is_silent_once_nothing_was_sent_between_two_looks() {
+        let limit = Duration::from_secs(15);
+        assert!(Silence::new(Duration::ZERO).is_none());
+        let started = Instant::now();
+        let mut silence = Silence::new(limit).unwrap();
+        silence.has_sent = true;
+        for seconds in [30, 45] {
+            poll_fn(|cx| silence.poll(cx)).await;
+            assert_eq!(started.elapsed().as_secs(), seconds);
+        }
+    }
 }

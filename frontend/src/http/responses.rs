@@ -73,12 +73,13 @@ pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
     };
     let answers = job.answers(&ctx).await?;
     head.explanation = answers.explanation().cloned();
-    let answer = call.sole_answer(answers).await?;
+    let answer = call.sole_answer(answers, request.is_stream).await?;
     if request.is_stream {
         let encoder = ResponseEncoder::new(head);
         let events = ResponseEvents { encoder, keeper };
-        return Ok(Reply::Streamed(Box::new(|guard| {
-            stream(events, answer, guard, Some(held))
+        let keep_alive = call.app.config.stream_keep_alive;
+        return Ok(Reply::Streamed(Box::new(move |guard| {
+            stream(events, answer, guard, Some(held), keep_alive)
         })));
     }
     let mut memory = call.guard.memory().another();

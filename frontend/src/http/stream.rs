@@ -1,13 +1,14 @@
 //! The events of a single streamed answer, for any API. Chats and completions stream several answers side by side; see `body`.
 
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::response::Response;
 use bytes::BytesMut;
 use http::StatusCode;
 
 use super::metrics::RequestGuard;
-use super::replies::{FRAME_BYTES, WriteEvents, event_response};
+use super::replies::{COMMENT, FRAME_BYTES, WriteEvents, event_response};
 use crate::answer::{Answer, AnswerEnd, Ending, TokenLogprobs};
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
@@ -15,6 +16,9 @@ use crate::markup::Delta;
 
 /// How an API writes the events of one answer.
 pub(super) trait AnswerEvents: Send + Unpin + 'static {
+    /// What a silent stream sends; see [`WriteEvents::KEEP_ALIVE`].
+    const KEEP_ALIVE: &'static [u8] = COMMENT;
+
     /// Writes the events before the answer.
     fn start(&mut self, out: &mut BytesMut);
 
@@ -34,12 +38,13 @@ pub(super) trait AnswerEvents: Send + Unpin + 'static {
 }
 
 /// Returns the response that streams `answer`. It counts the request until its end, and keeps `held` until its last event is
-/// sent.
+/// sent. `keep_alive` is that of [`event_response`].
 pub(super) fn stream<E: AnswerEvents>(
     mut events: E,
     answer: Answer,
     guard: RequestGuard,
     held: Option<MemoryShare>,
+    keep_alive: Duration,
 ) -> Response {
     let mut guard = guard;
     let kept = guard.memory().another();
@@ -52,7 +57,7 @@ pub(super) fn stream<E: AnswerEvents>(
         held,
         has_sent_text: false,
     };
-    event_response(events, frame)
+    event_response(events, frame, keep_alive)
 }
 
 /// The events of one answer.
@@ -73,6 +78,8 @@ struct Running<E> {
 }
 
 impl<E: AnswerEvents> WriteEvents for EventsOfOne<E> {
+    const KEEP_ALIVE: &'static [u8] = E::KEEP_ALIVE;
+
     /// The first text is sent at once.
     fn fill(&mut self, cx: &mut Context<'_>, frame: &mut BytesMut) {
         while frame.len() < FRAME_BYTES {
@@ -196,7 +203,7 @@ mod tests {
         let memory = MemoryBudget::new(usize::MAX);
         let metrics = HttpMetrics::register(&MetricsRegistry::default(), false, memory);
         let guard = metrics.request("messages", "request");
-        let mut body = stream(Hiding, answer, guard, None).into_body();
+        let mut body = stream(Hiding, answer, guard, None, Duration::ZERO).into_body();
         let mut next = || {
             let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
             polled.map(|frame| frame.unwrap().unwrap().into_data().ok())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{BufMut, BytesMut};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryFutureExt};
 use genset_backend_common::output::Usage;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Output, OutputStream, card::EndpointType,
@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::apis::{Call, Reply};
 use super::metrics::RequestGuard;
 use super::replies::{FRAME_BYTES, WriteEvents, event_response};
-use crate::answer::Meter;
+use crate::answer::{Meter, Starting};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::model::{Models, ServedModel};
@@ -132,7 +132,7 @@ async fn answer(
     asked: Whole,
 ) -> Result<Reply, ApiError> {
     let ctx = call.admit(model).await?;
-    let guard = &mut call.guard;
+    let guard = &call.guard;
     let mut request = GenerateRequest::from_text(asked.model, asked.body);
     request.adapter = model.adapter_name();
     request.cache_salt = guard.callers_salt();
@@ -141,12 +141,23 @@ async fn answer(
         (None, Some(key)) => ctx.with_affinity(key),
         (Some(_), _) | (None, None) => ctx,
     };
-    let mut outputs = model.engine.generate(request, ctx.child()).await?;
+    let engine = Arc::clone(&model.engine);
+    let mut starting: Starting =
+        Box::pin(async move { engine.generate(request, ctx.child()).await });
     if asked.is_stream {
+        let started = call.until_silent(true, &mut starting).await;
+        let outputs = match started {
+            Some(started) => started?,
+            None => OutputStream::from_raw(Box::pin(starting.try_flatten_stream())),
+        };
+        let keep_alive = call.app.config.stream_keep_alive;
         return Ok(Reply::Streamed(Box::new(move |guard| {
-            event_response(WholeEvents::new(api, outputs, guard), BytesMut::new())
+            let events = WholeEvents::new(api, outputs, guard);
+            event_response(events, BytesMut::new(), keep_alive)
         })));
     }
+    let mut outputs = starting.await?;
+    let guard = &mut call.guard;
     let mut meter = Meter::new(Arc::clone(guard.account()));
     let mut answered = None;
     while let Some(output) = outputs.next().await {
