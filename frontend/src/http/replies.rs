@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, header};
+use http::{HeaderName, HeaderValue, header};
 use http_body::Frame;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep};
@@ -31,6 +31,9 @@ pub(super) fn with_ignored(mut response: Response, ignored: Option<HeaderValue>)
 /// Tokens that are ready together are sent together, up to about this many bytes: one write, and a bound on what a fast engine
 /// queues for a slow client.
 pub(super) const FRAME_BYTES: usize = 8 << 10;
+
+/// The header that has nginx pass events on as they come. By default it collects 4 to 8 KiB of an answer first.
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// A comment, which every client of events ignores.
 pub(super) const COMMENT: &[u8] = b": keep-alive\n\n";
@@ -151,6 +154,7 @@ pub(super) fn event_response(
         HeaderValue::from_static("text/event-stream; charset=utf-8"),
     );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(BUFFERING, HeaderValue::from_static("no"));
     response
 }
 

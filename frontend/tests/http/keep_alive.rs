@@ -113,7 +113,8 @@ async fn a_silent_stream_shows_signs_of_life_between_its_events() {
             last,
         } = asked;
         let mut client = site.begin(path, &body).await;
-        client.head("POST").await.expect("a head");
+        let head = client.head("POST").await.expect("a head");
+        assert_eq!(head.header("x-accel-buffering"), Some("no"), "{path}");
         let mut text = signs(&mut client, sign, at_start + 1).await;
         gate.add_permits(1);
         text += &rest(&mut client).await;
