@@ -77,6 +77,18 @@ pub struct ApiError {
     pub retry_after: Option<Duration>,
     /// The kind of error behind this server; `None` if the server itself refuses.
     pub cause: Option<ErrorKind>,
+    /// What only the operator is told; `None` if clients are told all of it.
+    pub(crate) untold: Option<Untold>,
+}
+
+/// An error for the log.
+#[derive(Debug, Clone)]
+pub(crate) struct Untold(EngineError);
+
+impl PartialEq for Untold {
+    fn eq(&self, other: &Self) -> bool {
+        (self.0.kind(), self.0.message()) == (other.0.kind(), other.0.message())
+    }
 }
 
 impl ApiError {
@@ -94,7 +106,23 @@ impl ApiError {
             code: None,
             retry_after: None,
             cause: None,
+            untold: None,
         }
+    }
+
+    /// Logs what clients are not told. Whoever reports the error calls it, because an error of this server does not know its
+    /// request.
+    pub fn log(&self, request_id: Option<&str>) {
+        let Some(Untold(error)) = &self.untold else {
+            return;
+        };
+        tracing::warn!(
+            request_id = error.details().request_id.as_deref().or(request_id),
+            kind = %error.kind(),
+            %error,
+            source = error.source().map(tracing::field::display),
+            "a request failed"
+        );
     }
 
     fn of_param(param: impl Into<Param>, problem: Problem) -> Self {
@@ -329,30 +357,28 @@ impl From<EngineError> for ApiError {
             code,
             retry_after: error.details().retry_after.or(default_retry),
             cause: Some(error.kind()),
+            untold: told_instead(error.kind()).map(|_told| Untold(error)),
         }
     }
 }
 
-/// The problem as clients see it. Errors that the request did not cause are for the operator: their messages contain
-/// addresses, instances, devices and rules of the engine contract, so they go only to the log.
-fn for_clients(error: &EngineError) -> Problem {
-    let (what, then) = match error.kind() {
-        ErrorKind::Disconnected => (
+/// What clients are told of an error that the request did not cause, and what to do about it; `None` if they are told its own
+/// message.
+fn told_instead(kind: ErrorKind) -> Option<(&'static str, &'static str)> {
+    match kind {
+        ErrorKind::Disconnected => Some((
             "The connection to the worker was lost",
             "Send the request again.",
-        ),
-        ErrorKind::CannotConnect => (
+        )),
+        ErrorKind::CannotConnect => Some((
             "No worker can be reached now",
             "Send the request again later.",
-        ),
-        ErrorKind::StreamIncomplete => (
+        )),
+        ErrorKind::StreamIncomplete => Some((
             "The answer broke off before its end",
             "Send the request again.",
-        ),
-        ErrorKind::Internal => ("The server failed on this request", "Its log says why."),
-        ErrorKind::InvalidArgument | ErrorKind::Unsupported if error.at().is_some() => {
-            return Problem::Engine(error.message().to_owned());
-        }
+        )),
+        ErrorKind::Internal => Some(("The server failed on this request", "Its log says why.")),
         ErrorKind::InvalidArgument
         | ErrorKind::ContextLengthExceeded
         | ErrorKind::Unsupported
@@ -361,15 +387,25 @@ fn for_clients(error: &EngineError) -> Problem {
         | ErrorKind::Unavailable
         | ErrorKind::EngineShutdown
         | ErrorKind::DeadlineExceeded
-        | ErrorKind::Cancelled => return Problem::Sentence(error.message().to_owned()),
+        | ErrorKind::Cancelled => None,
+    }
+}
+
+/// The problem as clients see it. Errors that the request did not cause are for the operator: their messages contain
+/// addresses, instances, devices and rules of the engine contract, so they go only to the log.
+fn for_clients(error: &EngineError) -> Problem {
+    let Some((what, then)) = told_instead(error.kind()) else {
+        let message = error.message().to_owned();
+        let is_about_value = matches!(
+            error.kind(),
+            ErrorKind::InvalidArgument | ErrorKind::Unsupported
+        );
+        return if is_about_value && error.at().is_some() {
+            Problem::Engine(message)
+        } else {
+            Problem::Sentence(message)
+        };
     };
-    tracing::warn!(
-        request_id = error.details().request_id,
-        kind = %error.kind(),
-        %error,
-        source = error.source().map(tracing::field::display),
-        "a request failed"
-    );
     // If something in the request prevented the migration of its answer, the client can change that.
     let source = error.source();
     Problem::Sentence(
@@ -383,6 +419,7 @@ fn for_clients(error: &EngineError) -> Problem {
 /// For routes without a body, whose params have the same name in every API.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        self.log(None);
         self.response(Param::plain)
     }
 }

@@ -245,6 +245,7 @@ fn text_of(messages: &[Value]) -> String {
 }
 
 fn to_engine_error(error: ApiError) -> EngineError {
+    error.log(None);
     let kind = error.cause.unwrap_or(ErrorKind::InvalidArgument);
     EngineError::new(kind, error.to_string())
 }

@@ -259,7 +259,10 @@ pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLin
         Ok(url) => {
             let body = line.body().unwrap_or_default();
             let answer = routes.post(url, body.to_owned()).await;
-            answer.map_err(|error| ("server_error", error.to_string()))
+            answer.map_err(|error| {
+                error.log(None);
+                ("server_error", error.to_string())
+            })
         }
         Err(bad) => Err(("invalid_request", bad.problem)),
     };

@@ -31,7 +31,7 @@ use crate::batch::run::Batches;
 use crate::batch::store::{UploadRoom, file_not_found, not_written};
 use crate::budget::MemoryShare;
 use crate::clock::now;
-use crate::error::ApiError;
+use crate::error::{ApiError, Param};
 
 /// The longest field of an upload other than its file, in bytes.
 const MAX_FIELD_BYTES: usize = 256;
@@ -113,7 +113,7 @@ pub(super) async fn upload(
         }
         Err(error) => {
             guard.fail(&error);
-            error.into_response()
+            error.response(Param::plain)
         }
     }
 }

@@ -356,8 +356,9 @@ impl RequestGuard {
         self.ignored.take()
     }
 
-    /// Notes the error.
+    /// Notes the error, and logs what the client is not told of it.
     pub(super) fn fail(&mut self, error: &ApiError) {
+        error.log(Some(&self.request_id));
         self.status = error.status;
         let labels = FailureLabels {
             endpoint: self.endpoint,

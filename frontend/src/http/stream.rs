@@ -151,6 +151,7 @@ impl<E: AnswerEvents> EventsOfOne<E> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
     use std::pin::Pin;
     use std::sync::Arc;
     use std::task::Waker;
@@ -160,7 +161,11 @@ mod tests {
     use genset_backend_common::output::TextChunk;
     use genset_backend_common::{EngineError, MetricsRegistry, Output, OutputStream};
     use http_body::Body;
+    use parking_lot::Mutex;
     use tokio::sync::mpsc;
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
     use crate::budget::MemoryBudget;
@@ -193,23 +198,34 @@ mod tests {
         }
     }
 
-    /// A pending body has polled its answer, which wakes it. A body that stopped at hidden text would never be woken.
-    #[tokio::test]
-    async fn what_is_not_shown_does_not_stop_the_body() {
-        let (sender, mut receiver) = mpsc::channel::<Result<Output, EngineError>>(2);
+    type Sender = mpsc::Sender<Result<Output, EngineError>>;
+
+    /// The body of an answer, and what its engine sends. The request's id is `request`.
+    fn hiding() -> (Sender, axum::body::Body) {
+        let (sender, mut receiver): (Sender, _) = mpsc::channel(2);
         let outputs = poll_fn(move |cx| receiver.poll_recv(cx));
         let outputs = OutputStream::from_raw(Box::pin(outputs));
         let answer = Answer::new(outputs, None, Arc::from([]), 1);
         let memory = MemoryBudget::new(usize::MAX);
         let metrics = HttpMetrics::register(&MetricsRegistry::default(), false, memory);
         let guard = metrics.request("messages", "request");
-        let mut body = stream(Hiding, answer, guard, None, Duration::ZERO).into_body();
-        let mut next = || {
-            let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
-            polled.map(|frame| frame.unwrap().unwrap().into_data().ok())
-        };
-        assert_eq!(next(), Poll::Ready(Some(Bytes::from_static(b"start"))));
-        assert_eq!(next(), Poll::Pending);
+        let response = stream(Hiding, answer, guard, None, Duration::ZERO);
+        (sender, response.into_body())
+    }
+
+    /// What the body sends now.
+    fn next(body: &mut axum::body::Body) -> Poll<Option<Bytes>> {
+        let polled = Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        polled.map(|frame| frame.unwrap().unwrap().into_data().ok())
+    }
+
+    /// A pending body has polled its answer, which wakes it. A body that stopped at hidden text would never be woken.
+    #[tokio::test]
+    async fn what_is_not_shown_does_not_stop_the_body() {
+        let (sender, mut body) = hiding();
+        let start = Bytes::from_static(b"start");
+        assert_eq!(next(&mut body), Poll::Ready(Some(start)));
+        assert_eq!(next(&mut body), Poll::Pending);
         for text in [HIDDEN, "shown"] {
             let chunk = TextChunk {
                 text: text.into(),
@@ -217,6 +233,57 @@ mod tests {
             };
             sender.try_send(Ok(Output::Text(chunk))).unwrap();
         }
-        assert_eq!(next(), Poll::Ready(Some(Bytes::from_static(b"shown"))));
+        let shown = Bytes::from_static(b"shown");
+        assert_eq!(next(&mut body), Poll::Ready(Some(shown)));
+    }
+
+    /// The `request_id` of each warning of a thread.
+    #[derive(Debug, Clone, Default)]
+    struct WarnedOf(Arc<Mutex<Vec<String>>>);
+
+    impl Visit for WarnedOf {
+        fn record_debug(&mut self, _field: &Field, _value: &dyn fmt::Debug) {}
+
+        fn record_str(&mut self, field: &Field, value: &str) {
+            if field.name() == "request_id" {
+                self.0.lock().push(value.to_owned());
+            }
+        }
+    }
+
+    impl Subscriber for WarnedOf {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() <= tracing::Level::WARN
+        }
+
+        fn new_span(&self, _span: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+        fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            event.record(&mut self.clone());
+        }
+
+        fn enter(&self, _span: &Id) {}
+
+        fn exit(&self, _span: &Id) {}
+    }
+
+    #[tokio::test]
+    async fn what_the_client_is_not_told_is_logged_with_its_request() {
+        let warned = WarnedOf::default();
+        let _log = tracing::subscriber::set_default(warned.clone());
+        for (id, expected) in [(None, "request"), (Some("request.1f"), "request.1f")] {
+            let error = EngineError::internal("/dev/nvidia0 is gone");
+            let error = id.into_iter().fold(error, EngineError::with_request_id);
+            let (sender, mut body) = hiding();
+            sender.try_send(Err(error)).unwrap();
+            assert!(next(&mut body).is_ready(), "it ends");
+            assert_eq!(warned.0.lock().pop().as_deref(), Some(expected));
+        }
     }
 }
