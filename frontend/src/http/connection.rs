@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::response::Response;
+use http::{HeaderValue, header};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -17,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tower::util::MapResponse;
 
 use super::metrics::{ConnectionGuard, HttpMetrics};
 use super::peers::{PeerPlace, Peers};
@@ -43,6 +46,8 @@ pub(super) struct Acceptor {
     pub(super) config: Arc<FrontendConfig>,
     pub(super) metrics: HttpMetrics,
     pub(super) tasks: TaskTracker,
+    /// Ends each connection with its next answer.
+    pub(super) draining: CancellationToken,
     /// Takes no new connections; open ones finish their requests.
     pub(super) closing: CancellationToken,
     /// Drops open connections.
@@ -99,6 +104,7 @@ impl Acceptor {
         let connection = Connection {
             router: self.router.clone(),
             config: Arc::clone(&self.config),
+            draining: self.draining.clone(),
             closing: self.closing.clone(),
             aborting: self.aborting.clone(),
             _places: (permit, place, self.metrics.connection()),
@@ -111,6 +117,7 @@ impl Acceptor {
 struct Connection {
     router: Router,
     config: Arc<FrontendConfig>,
+    draining: CancellationToken,
     closing: CancellationToken,
     aborting: CancellationToken,
     _places: (OwnedSemaphorePermit, PeerPlace, ConnectionGuard),
@@ -141,7 +148,17 @@ impl Connection {
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
         let io = TokioIo::new(stream);
-        let service = TowerToHyperService::new(self.router);
+        // Each request clones the service, and the clone of a token takes a lock that all connections share.
+        let draining = Arc::new(self.draining);
+        // A client with connections of its own would send every further request to this server, and every attempt to repeat it.
+        let end = move |mut response: Response| {
+            if draining.is_cancelled() {
+                let headers = response.headers_mut();
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response
+        };
+        let service = TowerToHyperService::new(MapResponse::new(self.router, end));
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.config.header_timeout)
@@ -237,6 +254,7 @@ mod tests {
             config: Arc::new(FrontendConfig::default()),
             metrics: HttpMetrics::register(&registry, false, MemoryBudget::new(1)),
             tasks: TaskTracker::new(),
+            draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             aborting: CancellationToken::new(),
         };

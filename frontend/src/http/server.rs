@@ -142,6 +142,7 @@ impl FrontendServer {
             config,
             metrics: server.app.metrics.clone(),
             tasks: server.tasks.clone(),
+            draining: server.app.draining.clone(),
             closing: server.closing.clone(),
             aborting: server.aborting.clone(),
         };
@@ -161,7 +162,8 @@ impl FrontendServer {
         &self.app.models
     }
 
-    /// Refuses new requests with a 503 from now on; `/health` returns 503 too. Requests under way continue.
+    /// Refuses new requests with a 503 from now on; `/health` returns 503 too. Requests under way continue. Each answer ends its
+    /// connection.
     pub fn drain(&self) {
         self.app.draining.cancel();
     }

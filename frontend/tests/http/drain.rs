@@ -55,6 +55,30 @@ async fn draining_finishes_what_runs_and_refuses_what_comes() {
     site.close().await;
 }
 
+/// Clients that keep their connections send the next request, or the same one again, on another, which need not lead here.
+#[tokio::test]
+async fn while_it_drains_each_answer_is_the_last_of_its_connection() {
+    let (engine, gate) = gated();
+    let site = Site::start(engine.clone()).await;
+    let mut kept = site.connect().await;
+    kept.send(get("/live")).await;
+    let before = kept.response().await;
+    assert_eq!(before.header("connection"), None);
+    let mut running = site.begin(CHAT, &chat("Hello", json!({}))).await;
+    eventually("it runs", || engine.active() == 1).await;
+    site.server.drain();
+    kept.send(post(CHAT, chat("Hello", json!({})).to_string()))
+        .await;
+    gate.add_permits(1);
+    for (client, status) in [(&mut kept, 503), (&mut running, 200)] {
+        let answer = client.response().await;
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert!(client.is_closed().await);
+    }
+    site.close().await;
+}
+
 /// Clients that keep sending requests do not delay a drain.
 #[tokio::test]
 async fn what_is_refused_while_draining_is_not_waited_for() {
