@@ -246,7 +246,8 @@ impl Default for FrontendConfig {
             max_model_waiting_requests: 4096,
             max_connections: 16_384,
             max_connections_per_peer: NonZeroUsize::new(4096).unwrap_or(NonZeroUsize::MIN),
-            header_timeout: Duration::from_secs(60),
+            // Longer than nginx and AWS's load balancers keep idle connections: one that a server closes first may carry a request.
+            header_timeout: Duration::from_secs(75),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(60),
             stream_keep_alive: Duration::from_secs(15),
