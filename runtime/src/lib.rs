@@ -7,6 +7,7 @@
 //!   [`GenerateClient`] sends them requests.
 //! - `run` and `WorkerArgs` (feature `cli`) implement a worker's whole `main`.
 
+mod accepting;
 mod client;
 mod component;
 mod controls;
@@ -40,6 +41,7 @@ mod vital;
 #[cfg(feature = "cli")]
 mod worker_main;
 
+pub use accepting::TcpAcceptor;
 pub use client::{Choose, Client, GenerateClient, Holder, Routed};
 pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
 pub use controls::ControlClient;

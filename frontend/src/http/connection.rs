@@ -5,18 +5,17 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::response::Response;
+use genset_runtime::TcpAcceptor;
 use http::{HeaderValue, header};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::util::MapResponse;
@@ -28,18 +27,12 @@ use super::stall::StallGuard;
 use super::tls::Tls;
 use crate::config::FrontendConfig;
 
-/// Pause after the operating system refused a connection, for example because file descriptors ran out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// The minimum time between two log lines about that: it may last, and clients can cause it.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
-
 /// The smallest header buffer that a connection works with.
 const MIN_HEADER_BYTES: usize = 8192;
 
 /// Accepts connections until it is closed.
 pub(super) struct Acceptor {
-    pub(super) listener: TcpListener,
+    pub(super) listener: TcpAcceptor,
     pub(super) router: Router,
     /// `None` for plain HTTP.
     pub(super) tls: Option<Tls>,
@@ -60,28 +53,20 @@ impl Acceptor {
             self.config.max_connections.min(Semaphore::MAX_PERMITS),
         ));
         let peers = Peers::new(self.config.max_connections_per_peer);
-        let mut logged: Option<Instant> = None;
         loop {
             let next = async {
                 let permit = Arc::clone(&permits).acquire_owned().await;
                 (permit, self.listener.accept().await)
             };
-            let (permit, accepted) = tokio::select! {
+            let (permit, (stream, peer)) = tokio::select! {
                 biased;
                 () = self.closing.cancelled() => return,
                 next = next => next,
             };
-            match (permit, accepted) {
-                (Ok(permit), Ok((stream, peer))) => self.greet(stream, peer.ip(), &peers, permit),
-                (Ok(_), Err(error)) => {
-                    if logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
-                        logged = Some(Instant::now());
-                        tracing::warn!(%error, "a connection could not be accepted; logged once a minute");
-                    }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-                (Err(_), _) => return,
-            }
+            let Ok(permit) = permit else {
+                return;
+            };
+            self.greet(stream, peer.ip(), &peers, permit);
         }
     }
 
@@ -193,75 +178,5 @@ fn log_end(error: &hyper::Error) {
         tracing::info!("a connection was closed: its client read nothing for too long");
     } else {
         tracing::debug!(%error, "a connection ended");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::UdpSocket;
-    use std::os::fd::OwnedFd;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use genset_backend_common::MetricsRegistry;
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Level, Metadata, Subscriber};
-
-    use super::*;
-    use crate::budget::MemoryBudget;
-
-    /// Counts the warnings of a thread.
-    struct Warnings(Arc<AtomicUsize>);
-
-    impl Subscriber for Warnings {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            *metadata.level() <= Level::WARN
-        }
-
-        fn new_span(&self, _span: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-
-        fn record(&self, _span: &Id, _values: &Record<'_>) {}
-
-        fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-
-        fn event(&self, _event: &Event<'_>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-
-        fn enter(&self, _span: &Id) {}
-
-        fn exit(&self, _span: &Id) {}
-    }
-
-    /// A listener that is always ready and accepts nothing: its socket is one of UDP, with a datagram to read.
-    fn failing_listener() -> TcpListener {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
-        socket.set_nonblocking(true).unwrap();
-        TcpListener::from_std(OwnedFd::from(socket).into()).unwrap()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn that_no_connection_can_be_accepted_is_logged_once_a_minute() {
-        let warnings = Arc::new(AtomicUsize::new(0));
-        let _log = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
-        let registry = MetricsRegistry::default();
-        let acceptor = Acceptor {
-            listener: failing_listener(),
-            router: Router::new(),
-            tls: None,
-            config: Arc::new(FrontendConfig::default()),
-            metrics: HttpMetrics::register(&registry, false, MemoryBudget::new(1)),
-            tasks: TaskTracker::new(),
-            draining: CancellationToken::new(),
-            closing: CancellationToken::new(),
-            aborting: CancellationToken::new(),
-        };
-        let time = LOG_INTERVAL + ACCEPT_PAUSE * 2;
-        tokio::time::timeout(time, acceptor.run())
-            .await
-            .unwrap_err();
-        assert_eq!(warnings.load(Ordering::Relaxed), 2);
     }
 }

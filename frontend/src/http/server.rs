@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::CancelReason;
-use genset_runtime::Runtime;
+use genset_runtime::{Runtime, TcpAcceptor};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -136,7 +136,7 @@ impl FrontendServer {
             server.tasks.spawn(keys.follow(server.closing.clone()));
         }
         let acceptor = Acceptor {
-            listener,
+            listener: TcpAcceptor::new(listener),
             router: router(app),
             tls,
             config,

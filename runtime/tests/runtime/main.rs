@@ -7,6 +7,7 @@
     reason = "a test fails by panicking, also in its helpers"
 )]
 
+mod accepting;
 mod adapters;
 mod busy;
 #[cfg(any(feature = "etcd", feature = "nats", feature = "tls"))]

@@ -18,7 +18,6 @@ mod tcp;
 mod tls;
 mod victim;
 
-#[cfg(feature = "etcd")]
 pub(crate) use self::log::Log;
 #[cfg(feature = "nats")]
 pub(crate) use self::nats::NatsServer;
