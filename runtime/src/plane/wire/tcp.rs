@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use genset_backend_common::{EngineError, ErrorKind};
@@ -12,9 +11,7 @@ use tokio::runtime::Handle;
 use super::config::WireConfig;
 use super::tls::{TlsContext, WireTls};
 use super::transport::{Io, Listener, Transport};
-
-/// Pause after the system refuses to accept, such as when it is out of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+use crate::accepting::TcpAcceptor;
 
 /// The addresses and certificates of a process on TCP.
 #[derive(Debug, Clone)]
@@ -177,7 +174,7 @@ impl Transport for Tcp {
             );
         }
         Ok(Box::new(Accepting {
-            listener,
+            listener: TcpAcceptor::new(listener),
             location,
             tls: self.tls.clone(),
             main: self.main.clone(),
@@ -205,7 +202,7 @@ fn plain(stream: TcpStream, peer: String) -> Io {
 }
 
 struct Accepting {
-    listener: TcpListener,
+    listener: TcpAcceptor,
     location: String,
     tls: Option<Arc<TlsContext>>,
     main: Handle,
@@ -228,19 +225,11 @@ impl Listener for Accepting {
     }
 
     async fn accept(&mut self) -> Option<Io> {
-        let mut is_failing = false;
         loop {
-            match self.listener.accept().await {
-                Ok((stream, peer)) => match self.io(stream, peer) {
-                    Ok(io) => return Some(io),
-                    Err(error) => tracing::debug!(%peer, %error, "a connection cannot be taken"),
-                },
-                Err(error) => {
-                    if !std::mem::replace(&mut is_failing, true) {
-                        tracing::warn!(%error, "connections cannot be accepted; tried again until they can");
-                    }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
+            let (stream, peer) = self.listener.accept().await;
+            match self.io(stream, peer) {
+                Ok(io) => return Some(io),
+                Err(error) => tracing::debug!(%peer, %error, "a connection cannot be taken"),
             }
         }
     }
