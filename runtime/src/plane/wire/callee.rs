@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::{AbortHandle, abortable};
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use genset_wire::{
@@ -17,7 +18,6 @@ use genset_wire::{
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
-use tokio::task::AbortHandle;
 use tokio_util::task::TaskTracker;
 
 use super::config::WireConfig;
@@ -157,12 +157,11 @@ impl Callee {
             _sends: StreamGuard::new(&self.link),
             _held: held,
         };
-        // The task cannot remove itself before it is inserted: the table is locked.
-        let task = self
-            .tasks
-            .spawn_on(stream.answer(handler, body, ctx.clone()), &runtime)
-            .abort_handle();
+        let (answer, task) = abortable(stream.answer(handler, body, ctx.clone()));
         place.insert(OpenStream { ctx, credit, task });
+        // Without the lock: a runtime that has ended drops the task at once, and `Stream::drop` takes the lock.
+        drop(streams);
+        self.tasks.spawn_on(answer, &runtime);
         Ok(())
     }
 
@@ -375,11 +374,15 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// Ends the stream even if the handler panicked.
+    /// Ends the stream even if the handler panicked or its runtime has ended.
     fn drop(&mut self) {
         let mut streams = self.callee.streams.lock();
         if streams.remove(&self.id).is_some() {
-            let error = EngineError::internal("the endpoint's handler panicked");
+            let error = if std::thread::panicking() {
+                EngineError::internal("the endpoint's handler panicked")
+            } else {
+                EngineError::engine_shutdown("the runtime that served the endpoint has ended")
+            };
             self.callee.send_error(self.id, &error);
         }
     }
