@@ -340,14 +340,13 @@ impl Instances {
     /// The instance of a changed record. If the address is unchanged, it keeps the known instance's state.
     fn renew(&self, known: Option<&Arc<Instance>>, record: InstanceRecord) -> Arc<Instance> {
         let reachability = self.plane.reachability(&record.address);
-        match known.filter(|known| known.record.address == record.address) {
-            Some(known) => Arc::new(known.with_record(record, reachability)),
-            None => {
-                // The plane may connect to it before the first request.
-                self.plane.prepare(&record.address, &record.endpoint);
-                Arc::new(Instance::new(record, reachability))
-            }
-        }
+        // The plane may connect to it before the first request, and forgets that it said that it leaves.
+        self.plane.prepare(&record.address, &record.endpoint);
+        let known = known.filter(|known| known.record.address == record.address);
+        Arc::new(match known {
+            Some(known) => known.with_record(record, reachability),
+            None => Instance::new(record, reachability),
+        })
     }
 
     /// The record in an entry, if the client may call its instance.

@@ -136,8 +136,9 @@ pub trait RequestPlane: Send + Sync + 'static {
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError>;
 
-    /// Hints that requests to `endpoint` at `address` are likely, so that the plane can connect in advance. Never waits,
-    /// and fails silently: the request that needs the connection reports the problem.
+    /// Hints that the instance at `address` is announced and requests to `endpoint` there are likely, so that the plane can connect
+    /// in advance, and forgets that the instance said that it leaves. Never waits, and fails silently: the request that needs the
+    /// connection reports the problem.
     fn prepare(&self, _address: &Address, _endpoint: &EndpointName) {}
 
     /// What says at any time whether the instance at `address` is reachable. Clients keep it as long as the instance is listed, and

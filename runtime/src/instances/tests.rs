@@ -116,6 +116,8 @@ async fn an_instance_that_failed_is_skipped_for_a_while() {
 struct Lossy {
     memory: MemoryPlane,
     lost: Arc<Mutex<&'static str>>,
+    /// The number of announcements it heard.
+    announced: Arc<AtomicUsize>,
 }
 
 #[async_trait]
@@ -141,6 +143,10 @@ impl RequestPlane for Lossy {
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
         self.memory.call(address, endpoint, body, ctx).await
+    }
+
+    fn prepare(&self, _address: &Address, _endpoint: &EndpointName) {
+        self.announced.fetch_add(1, Ordering::Relaxed);
     }
 
     fn reachability(&self, address: &Address) -> Reachability {
@@ -169,6 +175,22 @@ fn an_instance_is_left_out_while_its_process_is_lost() {
     // If all are lost, one of them may be there after all.
     instances.apply(Change::Put(entry_of(2, "elsewhere", 10)));
     assert_eq!(candidates(&instances, 0), [1, 2]);
+}
+
+/// It may have said that it leaves, before it was listed again within one look at discovery.
+#[test]
+fn the_plane_hears_of_an_instance_that_is_announced_again() {
+    let plane = Lossy::default();
+    let announced = Arc::clone(&plane.announced);
+    let instances = instances_on(Arc::new(plane), 1);
+    for context_length_tokens in [10, 20] {
+        let again = entry_of(1, "here", context_length_tokens);
+        instances.apply(Change::Put(again));
+    }
+    assert_eq!(announced.load(Ordering::Relaxed), 3);
+    // This is no announcement.
+    instances.apply(Change::Snapshot(vec![entry_of(1, "here", 20)]));
+    assert_eq!(announced.load(Ordering::Relaxed), 3);
 }
 
 #[test]
