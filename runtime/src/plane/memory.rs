@@ -96,6 +96,8 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.handlers.write().remove(&self.location);
+        let handler = self.handlers.write().remove(&self.location);
+        // Without the lock: it may own what takes it, such as another endpoint.
+        drop(handler);
     }
 }

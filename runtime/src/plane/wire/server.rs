@@ -283,6 +283,8 @@ pub(super) struct ServedGuard {
 
 impl Drop for ServedGuard {
     fn drop(&mut self) {
-        self.handlers.write().remove(&self.key);
+        let handler = self.handlers.write().remove(&self.key);
+        // Without the lock: it may own what takes it, such as another endpoint.
+        drop(handler);
     }
 }

@@ -74,6 +74,7 @@ macro_rules! plane_suite {
             deadline_trace_and_headers_arrive,
             nobody_there_is_cannot_connect,
             an_endpoint_that_ended_takes_no_more_and_finishes_what_it_has,
+            an_endpoint_that_ends_ends_those_that_its_handler_serves,
             many_endpoints_share_a_process,
             thousands_of_streams_at_once_are_all_right,
             a_slow_reader_holds_up_only_its_own_stream,

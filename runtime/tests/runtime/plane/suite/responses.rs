@@ -9,6 +9,7 @@ use genset_backend_common::{
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{ResponseStream, Served, call};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::{Pair, PlaneKind, count, erased, items, name, serve};
@@ -196,6 +197,38 @@ pub(crate) async fn an_endpoint_that_ended_takes_no_more_and_finishes_what_it_ha
     assert_eq!(error.kind(), ErrorKind::CannotConnect);
     let rest: Vec<u32> = soon(under_way.try_collect()).await.unwrap();
     assert!(rest.into_iter().eq(1..300));
+}
+
+pub(crate) async fn an_endpoint_that_ends_ends_those_that_its_handler_serves(kind: &dyn PlaneKind) {
+    let pair = Pair::of(kind).await;
+    let endpoint = name("inner");
+    let inner = serve(&*pair.callee, &endpoint, 1, count).await;
+    let address = inner.address.clone();
+    let served = pair
+        .serve(move |below: u32, ctx: RequestContext| {
+            let _inner = &inner;
+            count(below, ctx)
+        })
+        .await;
+    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
+    assert_eq!(got, [0, 1]);
+    let (ended, has_ended) = oneshot::channel();
+    std::thread::spawn(move || {
+        drop(served);
+        let _ = ended.send(());
+    });
+    soon(has_ended).await.unwrap();
+    // The task of the last request may hold the handler a moment longer.
+    let error = soon(async {
+        loop {
+            let called = call::<u32, u32>(&*pair.caller, &address, &endpoint, 1, ctx());
+            match called.await {
+                Ok(_) => tokio::task::yield_now().await,
+                Err(error) => return error,
+            }
+        }
+    });
+    assert_eq!(error.await.kind(), ErrorKind::CannotConnect);
 }
 
 pub(crate) async fn many_endpoints_share_a_process(kind: &dyn PlaneKind) {
