@@ -1,7 +1,8 @@
 //! `genset tune`: finds the flags of `out=candle` that are fastest for a model on this machine.
 //!
 //! Each trial is its own `genset bench engine` process, because a process creates its threads only once. Flags are tried one
-//! after another with the best ones so far. A flag is kept if it makes the whole faster by more than the measurement noise.
+//! after another with the best ones so far. Flags that look faster are tried again, in turns with the best ones: they are kept if
+//! their medians are faster by more than trials of the same flags differ.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +23,9 @@ use crate::input::{note, print};
 
 /// A smaller speedup does not count.
 const BETTER: f64 = 1.03;
+
+/// How often flags that look faster, and the best ones so far, are tried again.
+const AGAIN: u32 = 2;
 
 /// The share of the highest total rate that is enough: more concurrent sequences would only wait.
 const ENOUGH: f64 = 0.95;
@@ -82,6 +86,9 @@ struct Tuned {
     flags: Vec<String>,
     /// The speedup over the defaults, as the mean of the rates' ratios.
     times_the_defaults: f64,
+    /// The largest ratio between two trials of the same flags; `None` if no flags were tried twice.
+    spread: Option<f64>,
+    /// In the order in which they were made.
     trials: Vec<Trial>,
 }
 
@@ -160,9 +167,9 @@ impl<'a> Tuning<'a> {
 
     fn perform(mut self) -> Result<Tuned, EngineError> {
         let begun = Instant::now();
-        let mut best = self.trial(Vec::new())?;
+        let mut best = Contender(vec![self.trial(Vec::new())?]);
         let took = begun.elapsed();
-        let defaults = best.clone();
+        let (mut times, mut spread) = (1.0, None::<f64>);
         let processors = available_parallelism().map_or(1, usize::from);
         let threads = candidates_of(processors, default_threads())
             .into_iter()
@@ -173,28 +180,61 @@ impl<'a> Tuning<'a> {
         let batches = batches.map(|count| ("max-num-batched-tokens", count));
         let further: Vec<_> = threads.chain(batches).chain([("block-size", 32)]).collect();
         for (name, value) in further {
-            if Instant::now() + took > self.deadline {
+            if !self.has_time(took) {
                 break;
             }
-            let mut flags = best.flags.clone();
+            let mut flags = best.flags().to_vec();
             let prefix = format!("--{name}=");
             flags.retain(|flag| !flag.starts_with(&prefix));
             flags.push(format!("{prefix}{value}"));
-            let trial = self.trial(flags)?;
-            if trial.times(&best) > BETTER {
-                best = trial;
+            let mut other = Contender(vec![self.trial(flags)?]);
+            if other.times(&best) > BETTER {
+                if !self.try_again(&mut best, &mut other, took)? {
+                    note("there is no time left to try these again, so they are not kept");
+                    break;
+                }
+                let differ = best.spread().max(other.spread());
+                spread = Some(spread.map_or(differ, |spread| spread.max(differ)));
+                if other.is_faster(&best) {
+                    times *= other.times(&best);
+                    best = other;
+                }
             }
         }
         let mut flags = self.bench.args.flags_of_run();
-        flags.extend_from_slice(&best.flags);
+        flags.extend_from_slice(best.flags());
         flags.push(format!("--max-num-seqs={}", self.sequences));
         flags.push(format!("--kv-cache-memory={}", self.kv_memory()));
         Ok(Tuned {
             model: self.name,
             flags,
-            times_the_defaults: best.times(&defaults),
+            times_the_defaults: times,
+            spread,
             trials: self.trials,
         })
+    }
+
+    fn has_time(&self, took: Duration) -> bool {
+        Instant::now() + took <= self.deadline
+    }
+
+    /// Tries both again, in turns, so that what else the machine does meets both; `false` if the time does not suffice.
+    fn try_again(
+        &mut self,
+        best: &mut Contender,
+        other: &mut Contender,
+        took: Duration,
+    ) -> Result<bool, EngineError> {
+        for _ in 0..AGAIN {
+            for contender in [&mut *best, &mut *other] {
+                if !self.has_time(took) {
+                    return Ok(false);
+                }
+                let trial = self.trial(contender.flags().to_vec())?;
+                contender.0.push(trial);
+            }
+        }
+        Ok(true)
     }
 
     fn trial(&mut self, flags: Vec<String>) -> Result<Trial, EngineError> {
@@ -262,15 +302,62 @@ fn worth_running(first: &Measured) -> u32 {
     enough.map_or(1, |decode| decode.sequences)
 }
 
-impl Trial {
-    /// The speedup over `other`: the geometric mean of the ratios of its rates.
+/// Trials of the same flags, at least one.
+struct Contender(Vec<Trial>);
+
+impl Contender {
+    fn flags(&self) -> &[String] {
+        self.0.first().map_or(&[], |trial| &trial.flags)
+    }
+
+    /// The speedup over `other`: the geometric mean of the ratios of its rates, each the median of its trials.
     fn times(&self, other: &Self) -> f64 {
-        let ratios = [
-            self.prefill_tokens_per_s / other.prefill_tokens_per_s,
-            self.one_sequence_tokens_per_s / other.one_sequence_tokens_per_s,
-            self.sequences_tokens_per_s / other.sequences_tokens_per_s,
-        ];
-        ratios.iter().product::<f64>().cbrt()
+        self.rate() / other.rate()
+    }
+
+    /// The geometric mean of its rates.
+    fn rate(&self) -> f64 {
+        mean([
+            self.median(|trial| trial.prefill_tokens_per_s),
+            self.median(|trial| trial.one_sequence_tokens_per_s),
+            self.median(|trial| trial.sequences_tokens_per_s),
+        ])
+    }
+
+    fn median(&self, rate: fn(&Trial) -> f64) -> f64 {
+        let mut rates: Vec<f64> = self.0.iter().map(rate).collect();
+        rates.sort_unstable_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    /// The ratio of its fastest trial to its slowest.
+    fn spread(&self) -> f64 {
+        let rates = self.0.iter().map(Trial::rate);
+        let (slowest, fastest) = rates.fold((f64::INFINITY, 0.0_f64), |(low, high), rate| {
+            (low.min(rate), high.max(rate))
+        });
+        fastest / slowest
+    }
+
+    /// Whether its speedup is larger than the differences between trials of the same flags.
+    fn is_faster(&self, other: &Self) -> bool {
+        self.times(other) > BETTER.max(self.spread()).max(other.spread())
+    }
+}
+
+/// The geometric mean.
+fn mean(rates: [f64; 3]) -> f64 {
+    rates.iter().product::<f64>().cbrt()
+}
+
+impl Trial {
+    /// The geometric mean of its rates.
+    fn rate(&self) -> f64 {
+        mean([
+            self.prefill_tokens_per_s,
+            self.one_sequence_tokens_per_s,
+            self.sequences_tokens_per_s,
+        ])
     }
 
     fn line(&self) -> String {
@@ -294,9 +381,14 @@ impl Tuned {
             true => format!("{:.2} times as fast as the defaults", self.times_the_defaults),
             false => "no flag of speed makes it faster than the defaults by more than measurements differ".into(),
         };
+        let differ = self.spread.map(|spread| {
+            let percent = (spread - 1.0) * 100.0;
+            format!("; trials of the same flags differ by up to {percent:.0} %")
+        });
         let words: Vec<String> = self.flags.iter().map(|flag| quoted(flag)).collect();
         format!(
-            "{verdict}\n\n  genset run {} {}\n",
+            "{verdict}{}\n\n  genset run {} {}\n",
+            differ.unwrap_or_default(),
             quoted(&model.display().to_string()),
             words.join(" ")
         )
@@ -396,22 +488,39 @@ mod tests {
             model: "my model".into(),
             flags: args.flags_of_run(),
             times_the_defaults: 2.0,
+            spread: Some(1.25),
             trials: Vec::new(),
         };
-        let command = "  genset run 'my model.gguf' --device=cpu --quantize=q4_k\n";
-        let text = tuned.text(&args.model);
-        assert!(text.ends_with(command), "{text}");
+        let expected = "2.00 times as fast as the defaults; trials of the same flags differ by up to 25 %\n\n  \
+             genset run 'my model.gguf' --device=cpu --quantize=q4_k\n";
+        assert_eq!(tuned.text(&args.model), expected);
     }
 
-    #[test]
-    fn a_trial_is_as_fast_as_its_rates_together() {
-        let trial = |rate| Trial {
+    /// Trials whose prefill has these rates.
+    fn tried(rates: &[f64]) -> Contender {
+        let trial = |rate: &f64| Trial {
             flags: Vec::new(),
-            prefill_tokens_per_s: rate,
+            prefill_tokens_per_s: *rate,
             one_sequence_tokens_per_s: 1.0,
             sequences: 4,
             sequences_tokens_per_s: 1.0,
         };
-        assert!((trial(8.0).times(&trial(1.0)) - 2.0).abs() < 1e-9);
+        Contender(rates.iter().map(trial).collect())
+    }
+
+    #[test]
+    fn flags_are_as_fast_as_the_medians_of_their_rates_together() {
+        assert!((tried(&[8.0]).times(&tried(&[1.0])) - 2.0).abs() < 1e-9);
+        let other = tried(&[7.0, 8.0, 64.0]);
+        assert!((other.times(&tried(&[1.0, 0.1, 2.0])) - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn flags_that_were_fast_once_are_not_faster() {
+        let best = tried(&[1.0, 1.0, 1.0]);
+        assert!(!tried(&[8.0, 1.0, 1.0]).is_faster(&best));
+        // Twice as fast, where the same flags differ as much.
+        assert!(!tried(&[8.0, 8.0, 1.0]).is_faster(&best));
+        assert!(tried(&[8.0, 8.0, 8.1]).is_faster(&best));
     }
 }
