@@ -1,5 +1,6 @@
 //! The command line: `genset run in=... out=... [MODEL]` and its flags, validated once.
 
+mod as_run;
 mod engine;
 mod help;
 mod http;
@@ -302,6 +303,10 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     let matches = matches_of(&grammar_of_layer(command()), &given)?;
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
+        CliCommand::Tool(Tool::Doctor(args)) => {
+            let args = as_run::with_settings(*args, &given)?;
+            return Ok(Command::Tool(Tool::Doctor(Box::new(args))));
+        }
         CliCommand::Tool(tool) => return Ok(Command::Tool(tool)),
         CliCommand::Completions { shell } => {
             return Ok(Command::Print(help::completions(command(), shell)));
@@ -420,10 +425,12 @@ fn command() -> clap::Command {
     })
 }
 
-/// The grammar of one layer of settings: a setting that `run` requires may come from another layer.
+/// The grammar of one layer of settings: a setting that is required may come from another layer.
 fn grammar_of_layer(whole: clap::Command) -> clap::Command {
     let alone = |arg: clap::Arg| arg.requires(Resettable::<clap::Id>::Reset);
-    whole.mut_subcommand("run", |run| run.mut_args(alone))
+    whole
+        .mut_subcommand("run", |run| run.mut_args(alone))
+        .mut_subcommand("doctor", |doctor| doctor.mut_args(alone))
 }
 
 fn put_first(given: &[OsString], flags: Vec<OsString>) -> Vec<OsString> {

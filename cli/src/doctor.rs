@@ -9,6 +9,7 @@ mod machine;
 mod network;
 mod ports;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -31,13 +32,19 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
+    /// TOML file with flags of genset run, by their long names
+    #[arg(long, env = "GENSET_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
-    http: HttpArgs,
+    pub(crate) http: HttpArgs,
     #[command(flatten)]
-    status: StatusArgs,
+    pub(crate) status: StatusArgs,
     #[command(flatten, next_help_heading = "Network")]
-    network: NetworkArgs,
+    pub(crate) network: NetworkArgs,
+    /// As the environment or the file says.
+    #[arg(skip)]
+    pub(crate) max_connections: usize,
 }
 
 /// Checks everything and prints the findings. The exit code says whether there is a problem.
@@ -70,7 +77,7 @@ async fn look(args: &DoctorArgs) -> [Area; 6] {
     let (machine, engines, network, files) = slow.await;
     [
         ("Machine", machine),
-        ("Limits", limits::look()),
+        ("Limits", limits::look(args.max_connections)),
         ("Ports", ports::look(args)),
         ("Network", network),
         ("Files", files),

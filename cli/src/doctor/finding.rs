@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use crate::input::escaped;
 
 pub(crate) const HELP: &str = "\
-Each line is ok, a warning or a problem. Below a warning or a problem stands how to fix it. Flags and the environment
-choose what is checked, as for `genset run`: with ETCD_ENDPOINTS it is etcd, with NATS_SERVER the NATS server.
+Each line is ok, a warning or a problem. Below a warning or a problem stands how to fix it. Flags, the environment and
+the file of --config choose what is checked, as for `genset run`: with ETCD_ENDPOINTS it is etcd, with NATS_SERVER the
+NATS server.
 
 Exit codes: 0 no problem, 1 a problem, 2 usage.";
 

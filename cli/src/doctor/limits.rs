@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use genset_frontend::FrontendConfig;
 use rustix::process::{Resource, getrlimit};
 
 use super::finding::Finding;
@@ -16,17 +15,17 @@ const FEW_PORTS: u64 = 10_000;
 /// A shorter queue of connections waiting to be accepted is too short for a burst.
 const SHORT_QUEUE: u64 = 1024;
 
-pub(super) fn look() -> Vec<Finding> {
-    let mut findings = vec![files()];
+pub(super) fn look(max_connections: usize) -> Vec<Finding> {
+    let mut findings = vec![files(max_connections)];
     findings.extend(ports());
     findings.extend(queue());
     findings
 }
 
 /// Checks the hard limit of open files. A server raises the soft limit by itself, up to the hard one.
-fn files() -> Finding {
-    let wanted =
-        u64::try_from(FrontendConfig::default().max_connections).unwrap_or(u64::MAX) + SPARE_FILES;
+fn files(max_connections: usize) -> Finding {
+    let wanted = u64::try_from(max_connections).unwrap_or(u64::MAX);
+    let wanted = wanted.saturating_add(SPARE_FILES);
     match getrlimit(Resource::Nofile).maximum {
         None => Finding::ok("no limit on open files"),
         Some(files) if files >= wanted => Finding::ok(format!("{files} open files")),

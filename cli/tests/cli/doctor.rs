@@ -105,6 +105,30 @@ async fn the_status_port_and_the_key_of_the_wire_are_looked_at() {
 }
 
 #[tokio::test]
+async fn a_file_of_settings_says_what_is_looked_at_as_for_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let file = folder.path().join("genset.toml");
+    let settings = format!(
+        "in = \"http\"\nhttp-port = {port}\nstatus-port = {port}\nwire-secret-file = \"/no/such\"\n"
+    );
+    fs::write(&file, settings).unwrap();
+    let words = ["--json", "--config", file.to_str().unwrap()];
+    let words = [&words[..], &["--status-port=0"]].concat();
+    let ended = run_with(doctor(&words, &folder), b"").await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let report = report(&ended);
+    finding(&report, "for HTTP is taken by cli");
+    finding(&report, "--wire-secret-file: /no/such: ");
+    assert!(!ended.stdout.contains("status server"), "the flag wins");
+
+    fs::write(&file, "http-prot = 1\n").unwrap();
+    let ended = run_with(doctor(&words, &folder), b"").await;
+    ended.fails(2, "\"http-prot\" is no setting");
+}
+
+#[tokio::test]
 async fn the_server_of_llama_cpp_in_python_counts_as_llama_cpp() {
     let folder = tempfile::tempdir().unwrap();
     let programs = folder.path().join("programs");
