@@ -18,11 +18,10 @@ pub enum Matryoshka {
     Lengths(Vec<u32>),
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 struct Config {
-    is_matryoshka: bool,
-    matryoshka_dimensions: Vec<u32>,
+    is_matryoshka: Option<bool>,
+    matryoshka_dimensions: Option<Vec<u32>>,
 }
 
 impl Matryoshka {
@@ -32,9 +31,10 @@ impl Matryoshka {
     /// If it is not JSON, or a field has another type.
     pub fn from_config(json: &[u8]) -> Result<Self, serde_json::Error> {
         let config: Config = serde_json::from_slice(json)?;
-        Ok(if !config.matryoshka_dimensions.is_empty() {
-            Self::Lengths(config.matryoshka_dimensions)
-        } else if config.is_matryoshka {
+        let lengths = config.matryoshka_dimensions.unwrap_or_default();
+        Ok(if !lengths.is_empty() {
+            Self::Lengths(lengths)
+        } else if config.is_matryoshka == Some(true) {
             Self::Any
         } else {
             Self::No
@@ -50,6 +50,8 @@ mod tests {
     fn the_list_goes_before_the_flag_and_silence_is_no() {
         let read = |json: &str| Matryoshka::from_config(json.as_bytes()).ok();
         assert_eq!(read("{}"), Some(Matryoshka::No));
+        let nothing = r#"{"is_matryoshka": null, "matryoshka_dimensions": null}"#;
+        assert_eq!(read(nothing), Some(Matryoshka::No));
         assert_eq!(read(r#"{"is_matryoshka": true}"#), Some(Matryoshka::Any));
         let both = r#"{"is_matryoshka": true, "matryoshka_dimensions": [64, 128]}"#;
         assert_eq!(read(both), Some(Matryoshka::Lengths(vec![64, 128])));
