@@ -38,7 +38,7 @@ pub struct MockerArgs {
     pub enable_prefix_caching: bool,
     /// Whether a prompt may be computed in several steps. Without it, the context is at most `max_num_batched_tokens`.
     pub enable_chunked_prefill: bool,
-    /// The speed relative to the time models, above 0.
+    /// How many times faster steps and transfers go than the models of their time say, above 0.
     pub speedup_ratio: f64,
     /// Data-parallel ranks, `1..=1024`: each has a scheduler and a KV cache of its own.
     pub dp_size: u32,
