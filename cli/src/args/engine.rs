@@ -67,7 +67,8 @@ pub(crate) struct EngineArgs {
     /// Jinja file with a chat template, in place of the model's own
     #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// Folder with tokenizer and template for a GGUF file, in place of those inside it [out=candle, mistralrs, libllama, llamacpp]
+    /// Folder with tokenizer and template for a GGUF file, or a model of the hub that has them, in place of those inside it
+    /// [out=candle, mistralrs, libllama, llamacpp]
     #[arg(long, env = "GENSET_MODEL_CONFIG", value_name = "DIR")]
     pub(crate) model_config: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Candle")]
