@@ -5,15 +5,17 @@ use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, BufRead, IsTerminal};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crossterm::event::DisableBracketedPaste;
 use crossterm::execute;
 use genset_backend_common::EngineError;
 use genset_frontend::model::Models;
 use genset_runtime::Signals;
+use parking_lot::Mutex;
 use reedline::{
-    DefaultPrompt, DefaultPromptSegment, FileBackedHistory, Reedline, Signal, ValidationResult,
-    Validator,
+    DefaultPrompt, DefaultPromptSegment, EditCommand, EditMode, Emacs, FileBackedHistory,
+    PromptEditMode, Reedline, ReedlineEvent, ReedlineRawEvent, Signal, ValidationResult, Validator,
 };
 use tokio::sync::mpsc;
 
@@ -71,7 +73,7 @@ fn has_editor() -> bool {
 }
 
 enum Source {
-    Editor(Box<Reedline>, DefaultPrompt),
+    Editor(Box<Reedline>, DefaultPrompt, Pasted),
     Plain,
 }
 
@@ -80,9 +82,12 @@ impl Source {
         if !has_editor() {
             return Self::Plain;
         }
+        let keys = Keys::default();
+        let pasted = Arc::clone(&keys.pasted);
         // Pasted text arrives as one text, including its newlines.
         let mut editor = Reedline::create()
             .with_validator(Box::new(Whole))
+            .with_edit_mode(Box::new(keys))
             .use_bracketed_paste(true)
             .with_ansi_colors(Screen::of_output() == Screen::Colored);
         let [state_home, home] = ["XDG_STATE_HOME", "HOME"].map(std::env::var_os);
@@ -99,18 +104,18 @@ impl Source {
             None => {}
         }
         let prompt = DefaultPrompt::new(DefaultPromptSegment::Empty, DefaultPromptSegment::Empty);
-        Self::Editor(Box::new(editor), prompt)
+        Self::Editor(Box::new(editor), prompt, pasted)
     }
 
     fn read(&mut self) -> Line {
         match self {
-            Self::Editor(editor, prompt) => match editor.read_line(prompt) {
+            Self::Editor(editor, prompt, pasted) => match editor.read_line(prompt) {
                 Ok(Signal::Success(line)) => {
                     // Save now: a signal ends this thread while it waits for the next line.
                     if let Err(error) = editor.sync_history() {
                         tracing::warn!(%error, "the history file cannot be written");
                     }
-                    Line::Text(line)
+                    Line::Text(unfolded(&line, &pasted.lock()))
                 }
                 Ok(Signal::CtrlD) => Line::End,
                 Ok(_) => Line::Dropped,
@@ -120,7 +125,7 @@ impl Source {
                 let mut line = String::new();
                 match std::io::stdin().lock().read_line(&mut line) {
                     Ok(0) => Line::End,
-                    Ok(_) => Line::Text(line),
+                    Ok(_) => Line::Text(unfolded(&line, &[])),
                     Err(error) => Line::Failed(error.to_string()),
                 }
             }
@@ -147,14 +152,60 @@ impl Validator for Whole {
     }
 }
 
-/// The intended text: without the marks for line continuation.
-fn unfolded(typed: &str) -> String {
-    let typed = typed.trim();
-    let block = typed.strip_prefix(BLOCK);
-    match block.and_then(|rest| rest.strip_suffix(BLOCK)) {
-        Some(text) => text.trim().to_owned(),
-        None => typed.replace("\\\n", "\n"),
+/// A backslash before a new line, which a person types to go on in another line.
+const FOLD: &str = "\\\n";
+
+/// Pasted texts with a [`FOLD`], which is part of the text: a shell command in several lines has some.
+type Pasted = Arc<Mutex<Vec<String>>>;
+
+/// The usual keys, and what was pasted.
+#[derive(Default)]
+struct Keys {
+    usual: Emacs,
+    pasted: Pasted,
+}
+
+impl EditMode for Keys {
+    fn parse_event(&mut self, event: ReedlineRawEvent) -> ReedlineEvent {
+        let event = self.usual.parse_event(event);
+        if let ReedlineEvent::Edit(edits) = &event {
+            for edit in edits {
+                if let EditCommand::InsertString(text) = edit
+                    && text.contains(FOLD)
+                {
+                    self.pasted.lock().push(text.clone());
+                }
+            }
+        }
+        event
     }
+
+    fn edit_mode(&self) -> PromptEditMode {
+        self.usual.edit_mode()
+    }
+}
+
+/// The intended text: without the marks for line continuation, except in what was `pasted`.
+fn unfolded(typed: &str, pasted: &[String]) -> String {
+    let block = typed.trim().strip_prefix(BLOCK);
+    if let Some(text) = block.and_then(|rest| rest.strip_suffix(BLOCK)) {
+        return text.trim().to_owned();
+    }
+    let places = pasted.iter().flat_map(|text| {
+        let found = typed.match_indices(text.as_str());
+        found.map(|(at, text)| at..at + text.len())
+    });
+    let kept: Vec<_> = places.collect();
+    let mut text = String::with_capacity(typed.len());
+    let mut rest = 0;
+    for (at, _) in typed.match_indices(FOLD) {
+        if !kept.iter().any(|place| place.contains(&at)) {
+            text.push_str(&typed[rest..at]);
+            rest = at + 1;
+        }
+    }
+    text.push_str(&typed[rest..]);
+    text.trim().to_owned()
 }
 
 /// `$XDG_STATE_HOME/genset/history`, or the same under `~/.local/state`. Ignores a variable that is not an absolute path.
@@ -237,7 +288,6 @@ pub(super) async fn run(
         };
         has_dropped = false;
         chat.keep_up(models);
-        let text = unfolded(&text);
         let question = match text.as_str() {
             "" => continue,
             "/exit" => return Ok(ending),
@@ -309,7 +359,21 @@ mod tests {
         ] {
             let whole = matches!(Whole.validate(typed), ValidationResult::Complete);
             assert_eq!(whole, is_whole, "{typed:?}");
-            assert_eq!(unfolded(typed), meant);
+            assert_eq!(unfolded(typed, &[]), meant);
         }
+    }
+
+    #[test]
+    fn a_backslash_in_pasted_text_is_part_of_it() {
+        let mut keys = Keys::default();
+        for text in ["docker run \\\r\n  image\r\n", "one line"] {
+            let paste = crossterm::event::Event::Paste(text.to_owned());
+            let _ = keys.parse_event(ReedlineRawEvent::try_from(paste).unwrap());
+        }
+        let pasted = keys.pasted.lock();
+        assert_eq!(*pasted, ["docker run \\\n  image\n"]);
+        let typed = "what \\\nis this: docker run \\\n  image\n";
+        let meant = "what \nis this: docker run \\\n  image";
+        assert_eq!(unfolded(typed, &pasted), meant);
     }
 }
