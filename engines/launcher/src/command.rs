@@ -62,6 +62,7 @@ impl Plan {
         }
         args.extend([flag("host"), "127.0.0.1".to_owned()]);
         let settings = settings(config, dialect)?;
+        refuse_in_command(config, flags)?;
         if let Some(extra) = &config.extra {
             refuse_conflicts(extra, flags, &settings)?;
         }
@@ -328,6 +329,20 @@ fn refuse_conflicts(
         if let Some(setting) = said {
             let problem = format!("{} says it too; keep one of them", setting.ours);
             return Err(extra.invalid(key, problem));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses settings in the user's own command that would break our parsing or have no effect, as in the file.
+fn refuse_in_command(config: &LauncherConfig, flags: &Flags) -> Result<(), EngineError> {
+    for word in config.command.iter().flatten() {
+        let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
+        let refused = flags.refused.iter();
+        let mut refused = refused.filter(|(refused, _)| *refused == joined(name));
+        if let (true, Some((_, instead))) = (name.starts_with("--"), refused.next()) {
+            let problem = format!("{name}: {instead}");
+            return Err(EngineError::invalid_argument("--server-cmd", problem));
         }
     }
     Ok(())

@@ -235,7 +235,7 @@ fn what_the_file_and_a_flag_both_say_is_named() {
 /// The key is ours to set. SGLang would take calls out of the text of chats with media. vLLM would answer only to that name.
 /// llama-server is asked for its load every second, so it would never be idle.
 #[test]
-fn what_no_file_may_say_is_refused_with_the_alternative() {
+fn what_no_file_and_no_command_may_say_is_refused_with_the_alternative() {
     let cases = [
         (Dialect::Vllm, "api-key: x", "genset sets it"),
         (Dialect::Sglang, "api_key: x", "genset sets it"),
@@ -265,6 +265,27 @@ fn what_no_file_may_say_is_refused_with_the_alternative() {
         assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
         let (key, _) = text.split_once(':').unwrap();
         for part in [key, "leave it out", instead] {
+            assert!(error.message().contains(part), "{error}");
+        }
+    }
+    for (dialect, command, flag) in [
+        (
+            Dialect::Vllm,
+            "vllm serve --served-model-name x",
+            "--served-model-name",
+        ),
+        (Dialect::Vllm, "vllm serve --uds=/run/x", "--uds"),
+        (
+            Dialect::Sglang,
+            "python -m sglang.launch_server --tool_call_parser x",
+            "--tool_call_parser",
+        ),
+    ] {
+        let mut config = config(dialect.kind());
+        config.command = Some(command.split(' ').map(str::to_owned).collect());
+        let error = Plan::new(&config, dialect).unwrap_err();
+        assert_eq!(error.at().map(|at| at.name()), Some("--server-cmd"));
+        for part in [flag, "leave it out"] {
             assert!(error.message().contains(part), "{error}");
         }
     }
