@@ -32,7 +32,8 @@ pub enum ServerFailure {
     Killed,
     /// It was not healthy in time.
     #[error(
-        "was not healthy within {} s and was stopped; raise --engine-start-timeout if the model takes longer to load",
+        "was not healthy within {} s and was stopped; raise --engine-start-timeout if the model takes longer to load; if it was \
+         ready, it must answer by plain HTTP at the --host and --port that it is given",
         limit.as_secs_f64()
     )]
     TooLate {
