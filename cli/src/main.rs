@@ -129,13 +129,8 @@ fn run(config: args::RunConfig) -> u8 {
         }
     };
     signals::outlive_file_limit(&runtime);
-    let code = match runtime.block_on(node::run(config)) {
-        Ok(code) => code,
-        Err(error) => {
-            input::complain(error);
-            USAGE_ERROR
-        }
-    };
+    let code = runtime.block_on(node::run(config));
+    let code = code.unwrap_or_else(|error| failed(&error));
     // A thread that is blocked in an engine, or waits for a line, must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_millis(500));
     code

@@ -368,7 +368,8 @@ async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
         Ok(prepared) => prepared,
         Err::<_, EngineError>(error) => {
             tracing::error!(%error, "the worker cannot be set up");
-            return USAGE_ERROR;
+            // Anything else may be well at the next start, such as a directory of discovery that is not mounted yet.
+            return if is_refusal(&error) { USAGE_ERROR } else { 1 };
         }
     };
     let signals = match Signals::install() {
@@ -442,11 +443,15 @@ pub fn exit_code(report: &Report) -> u8 {
 }
 
 fn is_about_a_setting(error: &EngineError) -> bool {
-    let is_callers = matches!(
+    is_refusal(error) && matches!(error.at(), Some(At::Setting(_)))
+}
+
+/// Whether something that was given is at fault.
+fn is_refusal(error: &EngineError) -> bool {
+    matches!(
         error.kind(),
         ErrorKind::InvalidArgument | ErrorKind::Unsupported
-    );
-    is_callers && matches!(error.at(), Some(At::Setting(_)))
+    )
 }
 
 /// Logs the progress of a long start, at most one line per second.

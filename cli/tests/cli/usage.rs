@@ -189,6 +189,17 @@ async fn a_model_that_cannot_be_loaded_is_named() {
     refused(&["out=sample", path], &["vocab_size"]).await;
 }
 
+/// Supervisors start it again after 1, and not after 2.
+#[tokio::test]
+async fn what_may_be_well_at_the_next_start_ends_with_code_1() {
+    let mut command = genset(&["run", "in=stdin"]);
+    command.env("TMPDIR", "/dev/null/tmp");
+    run_with(command, b"hello").await.fails(1, "TMPDIR");
+    let directory = "/dev/null/discovery";
+    let words = ["run", "in=dyn", "out=sample", "--discovery-path", directory];
+    run(&words).await.fails(1, directory);
+}
+
 /// The file of keys also refuses a key without a name.
 #[tokio::test]
 async fn a_key_without_a_name_is_refused() {

@@ -198,6 +198,15 @@ async fn what_cannot_be_set_up_ends_with_code_2_and_names_the_flag() {
     }
 }
 
+/// Supervisors start it again after 1, and not after 2.
+#[tokio::test]
+async fn a_discovery_directory_that_is_not_there_yet_ends_with_code_1() {
+    let failed = ended(&["--discovery-path=/dev/null/discovery"]).await;
+    let log = String::from_utf8_lossy(&failed.stderr);
+    assert_eq!(failed.status.code(), Some(1), "{log}");
+    assert!(log.contains("/dev/null/discovery"), "{log}");
+}
+
 #[tokio::test]
 async fn a_setting_that_the_engine_refuses_ends_with_code_2() {
     for (words, setting) in [
