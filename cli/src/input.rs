@@ -27,6 +27,9 @@ use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 
+/// The mark with which editors on Windows begin a UTF-8 file. It is not part of the text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// The first error that lost printed text.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 

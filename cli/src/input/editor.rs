@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use super::chat::{Chat, Turn};
 use super::commands::obey;
 use super::screen::Screen;
-use super::{Ending, escaped, print};
+use super::{BYTE_ORDER_MARK, Ending, escaped, print};
 
 /// Lines kept in the history file.
 const HISTORY_LINES: usize = 1000;
@@ -125,7 +125,7 @@ impl Source {
                 let mut line = String::new();
                 match std::io::stdin().lock().read_line(&mut line) {
                     Ok(0) => Line::End,
-                    Ok(_) => Line::Text(unfolded(&line, &[])),
+                    Ok(_) => Line::Text(unfolded(line.trim_start_matches(BYTE_ORDER_MARK), &[])),
                     Err(error) => Line::Failed(error.to_string()),
                 }
             }

@@ -5,7 +5,7 @@ use genset_runtime::Signals;
 use tokio::io::AsyncReadExt;
 
 use super::chat::{Chat, Turn};
-use super::{Ending, print};
+use super::{BYTE_ORDER_MARK, Ending, print};
 
 /// The longest question, in bytes.
 const MAX_BYTES: u64 = 32 << 20;
@@ -29,7 +29,8 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
     let text = String::from_utf8(bytes).map_err(|error| {
         EngineError::invalid_argument("standard input", "is not UTF-8 text").with_source(error)
     })?;
-    let question = text.trim_end_matches('\n');
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
+    let question = text.trim_end_matches(['\r', '\n']);
     if question.is_empty() {
         return Err(EngineError::invalid_argument(
             "standard input",

@@ -32,9 +32,20 @@ async fn the_answer_and_nothing_else_is_on_standard_output() {
 }
 
 #[tokio::test]
+async fn what_windows_puts_around_a_text_is_not_asked() {
+    for input in ["in=stdin", "in=text"] {
+        let command = genset(&["run", input, "out=echo_full", "--token-echo-delay-ms=0"]);
+        let ended = run_with(command, "\u{feff}one line\r\n".as_bytes()).await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(ended.stdout, "one line\n", "{input}");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_asked_fails_with_one_line() {
-    let cases: [(&[u8], &str); 4] = [
+    let cases: [(&[u8], &str); 5] = [
         (b"", "standard input: is empty"),
+        (b"\r\n", "standard input: is empty"),
         (b"\n\n", "standard input: is empty"),
         (b"caf\xe9", "standard input: is not UTF-8 text"),
         (&[b'a'; 100_000], "2048"),
