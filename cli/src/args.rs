@@ -303,11 +303,10 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     let matches = matches_of(&grammar_of_layer(command()), &given)?;
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
-        CliCommand::Tool(Tool::Doctor(args)) => {
-            let args = as_run::with_settings(*args, &given)?;
-            return Ok(Command::Tool(Tool::Doctor(Box::new(args))));
+        CliCommand::Tool(mut tool) => {
+            as_run::complete(&mut tool, &given)?;
+            return Ok(Command::Tool(tool));
         }
-        CliCommand::Tool(tool) => return Ok(Command::Tool(tool)),
         CliCommand::Completions { shell } => {
             return Ok(Command::Print(help::completions(command(), shell)));
         }
@@ -428,9 +427,10 @@ fn command() -> clap::Command {
 /// The grammar of one layer of settings: a setting that is required may come from another layer.
 fn grammar_of_layer(whole: clap::Command) -> clap::Command {
     let alone = |arg: clap::Arg| arg.requires(Resettable::<clap::Id>::Reset);
-    whole
-        .mut_subcommand("run", |run| run.mut_args(alone))
-        .mut_subcommand("doctor", |doctor| doctor.mut_args(alone))
+    let readers = as_run::READERS.into_iter().chain(["run"]);
+    readers.fold(whole, |whole, name| {
+        whole.mut_subcommand(name, |command| command.mut_args(alone))
+    })
 }
 
 fn put_first(given: &[OsString], flags: Vec<OsString>) -> Vec<OsString> {

@@ -5,8 +5,10 @@ mod models;
 mod top;
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use genset_backend_common::{EngineError, ErrorKind};
 use genset_runtime::{DiscoveryBackend, NetworkArgs, Reach, Runtime};
 use serde_json::{Value, json};
@@ -22,6 +24,16 @@ const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The exit code if a worker refused, failed or did not answer.
 const FAILED: u8 = 1;
+
+/// Where the fleet is found.
+#[derive(Debug, Args)]
+pub(crate) struct FleetArgs {
+    /// TOML file with flags of genset run, by their long names
+    #[arg(long, env = "GENSET_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
+}
 
 /// Runs `ask` on a runtime that reaches other processes, and then shuts it down.
 ///

@@ -1,4 +1,5 @@
-//! What `genset doctor` checks: what `genset run` would use. Only the parent calls this.
+//! The settings of `genset run` for tools that look at what it would use, or at the fleet in which it would be. Only the parent
+//! calls this.
 
 use std::ffi::OsString;
 
@@ -7,55 +8,76 @@ use clap::parser::ValueSource;
 use genset_backend_common::EngineError;
 use genset_runtime::layers::{flag, matches_of};
 
-use super::{Cli, CliCommand, DoctorArgs, command, grammar_of_layer, read};
+use super::{Cli, CliCommand, RunArgs, Tool, command, grammar_of_layer, read};
 
-/// The doctor's arguments with the settings that `genset run` would have with the flags in `given`, the environment, and the file
-/// of `--config`.
+/// The tools that read the file of `--config`.
+pub(super) const READERS: [&str; 4] = ["doctor", "models", "top", "control"];
+
+/// Gives a tool the settings that `genset run` would have with the flags in `given`, the environment, and the file of `--config`.
 ///
 /// # Errors
 /// As for [`super::parse`].
-pub(super) fn with_settings(
-    args: DoctorArgs,
-    given: &[OsString],
-) -> Result<DoctorArgs, EngineError> {
+pub(super) fn complete(tool: &mut Tool, given: &[OsString]) -> Result<(), EngineError> {
+    if let Tool::Doctor(args) = tool {
+        let run = settings("doctor", args.config.is_some(), given)?;
+        (args.http, args.status) = (run.http, run.worker.status);
+        args.network = run.worker.network;
+        args.max_connections = run.frontend.max_connections;
+        return Ok(());
+    }
+    let (name, fleet) = if let Tool::Models(args) = tool {
+        ("models", &mut args.fleet)
+    } else if let Tool::Top(args) = tool {
+        ("top", &mut args.fleet)
+    } else if let Tool::Control(args) = tool {
+        ("control", &mut args.fleet)
+    } else {
+        return Ok(());
+    };
+    match fleet.config {
+        Some(_) => fleet.network = settings(name, true, given)?.worker.network,
+        // Without a file, nothing else has what a flag requires.
+        None => drop(matches_of(&command(), given)?),
+    }
+    Ok(())
+}
+
+/// The settings of a run with the flags that a tool was given.
+fn settings(name: &str, has_file: bool, given: &[OsString]) -> Result<RunArgs, EngineError> {
     let unknown = || EngineError::internal("clap knows a command that we do not");
     // What a flag requires may stand in the file, if there is one.
-    let grammar = match args.config {
-        Some(_) => grammar_of_layer(command()),
-        None => command(),
+    let grammar = match has_file {
+        true => grammar_of_layer(command()),
+        false => command(),
     };
     let by_hand = matches_of(&grammar, given)?;
-    let by_hand = by_hand.subcommand_matches("doctor").ok_or_else(unknown)?;
-    let doctor = grammar.find_subcommand("doctor").ok_or_else(unknown)?;
+    let by_hand = by_hand.subcommand_matches(name).ok_or_else(unknown)?;
+    let tool = grammar.find_subcommand(name).ok_or_else(unknown)?;
+    let run = grammar.find_subcommand("run").ok_or_else(unknown)?;
+    let is_of_run = |name: &str| run.get_arguments().any(|arg| arg.get_long() == Some(name));
     let mut words: Vec<OsString> = vec!["genset".into(), "run".into()];
-    for arg in doctor.get_arguments() {
+    for arg in tool.get_arguments() {
         let id = arg.get_id().as_str();
         let is_by_hand = by_hand.value_source(id) == Some(ValueSource::CommandLine);
-        // The one flag that `genset run` does not have.
-        let name = arg.get_long().filter(|name| *name != "json");
-        if let (true, Some(name)) = (is_by_hand, name) {
+        let name = arg.get_long().filter(|name| is_by_hand && is_of_run(name));
+        if let Some(name) = name {
             let values = by_hand.get_raw(id).into_iter().flatten();
             words.extend(values.map(|value| flag(name, value)));
         }
     }
     let read = read(command(), words)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
-    let CliCommand::Run(run) = cli.command else {
-        return Err(unknown());
-    };
-    let run = *run;
-    Ok(DoctorArgs {
-        http: run.http,
-        status: run.worker.status,
-        network: run.worker.network,
-        max_connections: run.frontend.max_connections,
-        ..args
-    })
+    match cli.command {
+        CliCommand::Run(run) => Ok(*run),
+        CliCommand::Tool(_)
+        | CliCommand::Config { .. }
+        | CliCommand::Completions { .. }
+        | CliCommand::Man { .. } => Err(unknown()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Tool;
     use super::*;
 
     #[test]
@@ -74,11 +96,13 @@ mod tests {
         let mut given: Vec<OsString> = words.map(OsString::from).into();
         given.push(flag("config", file.path()));
         let matches = matches_of(&grammar_of_layer(command()), &given).unwrap();
-        let CliCommand::Tool(Tool::Doctor(args)) = Cli::from_arg_matches(&matches).unwrap().command
-        else {
+        let CliCommand::Tool(mut tool) = Cli::from_arg_matches(&matches).unwrap().command else {
             panic!("the words say doctor");
         };
-        let args = with_settings(*args, &given).unwrap();
+        complete(&mut tool, &given).unwrap();
+        let Tool::Doctor(args) = tool else {
+            panic!("the words say doctor");
+        };
         assert!(args.json);
         assert_eq!(args.max_connections, 7);
         assert_eq!(args.http.address().port(), 1);

@@ -7,12 +7,12 @@ use genset_backend_common::{
     controls::{Adapter, ControlReply, ControlRequest, SleepLevel},
     handles::Load,
 };
-use genset_runtime::{ControlClient, EndpointName, InstanceId, LoadClient, NetworkArgs, Runtime};
+use genset_runtime::{ControlClient, EndpointName, InstanceId, LoadClient, Runtime};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::top::load_in_words;
-use super::{FAILED, FIND_TIMEOUT, error_in_json, with_runtime};
+use super::{FAILED, FIND_TIMEOUT, FleetArgs, error_in_json, with_runtime};
 use crate::input::{escaped, print};
 
 pub(crate) const HELP: &str = "\
@@ -39,7 +39,7 @@ pub(crate) struct ControlArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten, next_help_heading = "Network")]
-    network: NetworkArgs,
+    pub(crate) fleet: FleetArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -155,7 +155,9 @@ enum Answer {
 /// # Errors
 /// No worker is found, or the network settings are wrong.
 pub(crate) fn control(args: &ControlArgs) -> Result<u8, EngineError> {
-    let outcomes = with_runtime(&args.network, async |runtime| ask(runtime, args).await)?;
+    let outcomes = with_runtime(&args.fleet.network, async |runtime| {
+        ask(runtime, args).await
+    })?;
     print(&match args.json {
         true => format!("{:#}\n", outcomes.iter().map(in_json).collect::<Value>()),
         false => escaped(&outcomes.iter().map(in_words).collect::<String>()),

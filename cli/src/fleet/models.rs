@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use clap::Args;
 use genset_backend_common::EngineError;
 use genset_runtime::discovery::{InstanceRecord, all_instances};
-use genset_runtime::{EndpointName, InstanceId, LiveModel, ModelDirectory, NetworkArgs, Runtime};
+use genset_runtime::{EndpointName, InstanceId, LiveModel, ModelDirectory, Runtime};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{FIND_TIMEOUT, table, with_runtime};
+use super::{FIND_TIMEOUT, FleetArgs, table, with_runtime};
 use crate::input::{escaped, print};
 
 /// The message for an empty fleet.
@@ -22,7 +22,7 @@ pub(crate) struct ModelsArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten, next_help_heading = "Network")]
-    network: NetworkArgs,
+    pub(crate) fleet: FleetArgs,
 }
 
 /// The user data that workers publish, by endpoint and instance; without workers that publish none.
@@ -33,7 +33,7 @@ type UserData = BTreeMap<(EndpointName, InstanceId), Value>;
 /// # Errors
 /// A network setting is wrong, or discovery is unreachable.
 pub(crate) fn models(args: &ModelsArgs) -> Result<u8, EngineError> {
-    let (models, user_data) = with_runtime(&args.network, async |runtime| {
+    let (models, user_data) = with_runtime(&args.fleet.network, async |runtime| {
         let models = directory(runtime).await?.subscribe();
         let found: Vec<LiveModel> = models.borrow().values().cloned().collect();
         Ok((found, user_data(runtime).await?))

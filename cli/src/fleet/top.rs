@@ -8,10 +8,10 @@ use clap::Args;
 use crossterm::{cursor, execute, queue, style, terminal};
 use futures_util::future::join_all;
 use genset_backend_common::{EngineError, handles::Load};
-use genset_runtime::{LoadClient, ModelDirectory, NetworkArgs, Runtime, Signals, WorkerLoad};
+use genset_runtime::{LoadClient, ModelDirectory, Runtime, Signals, WorkerLoad};
 use serde_json::{Value, json};
 
-use super::{FAILED, error_in_json, table, with_runtime};
+use super::{FAILED, FleetArgs, error_in_json, table, with_runtime};
 use crate::input::{escaped, print};
 
 /// How wide the bar of a full KV cache is, in characters.
@@ -29,7 +29,7 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten, next_help_heading = "Network")]
-    network: NetworkArgs,
+    pub(crate) fleet: FleetArgs,
 }
 
 /// A worker of a model, and its answer about its load.
@@ -44,7 +44,7 @@ struct Seen {
 /// # Errors
 /// A network setting is wrong, discovery is unreachable, or the terminal cannot be written to.
 pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
-    with_runtime(&args.network, async |runtime| {
+    with_runtime(&args.fleet.network, async |runtime| {
         let fleet = Fleet::find(runtime).await?;
         if !args.json && !args.once && std::io::stdout().is_terminal() {
             watch(&fleet, Duration::from_secs(args.interval.into())).await?;

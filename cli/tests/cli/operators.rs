@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
-use crate::support::{run, run_with, send_signal, tiny_chat};
+use crate::support::{genset, run, run_with, send_signal, tiny_chat};
 use crate::terminal::Terminal;
 
 const ENDPOINT: &str = "dyn://genset.backend.generate";
@@ -191,6 +191,30 @@ async fn who_looks_at_a_fleet_makes_no_discovery_directory() {
         assert!(ended.stderr.starts_with(&expected), "{ended:?}");
         assert!(!misspelt.exists());
     }
+}
+
+#[tokio::test]
+async fn a_file_of_settings_says_where_the_fleet_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("genset.toml");
+    std::fs::write(&file, "in = \"dyn\"\ndiscovery-path = \"/no/such\"\n").unwrap();
+    for words in [&["models"][..], &["top"], &["control", ENDPOINT, "wake"]] {
+        for (flag, expected) in [
+            (&["--json"][..], "/no/such is not there"),
+            (&["--discovery-path=/no/other"], "/no/other is not there"),
+        ] {
+            let mut command = genset(&[words, flag].concat());
+            command.env("GENSET_CONFIG", &file);
+            run_with(command, b"").await.fails(1, expected);
+        }
+    }
+    // The file has what the flag requires; without it nothing has.
+    std::fs::write(&file, "etcd-password-file = \"/no/such\"\n").unwrap();
+    let words = ["models", "--etcd-username=a", "--etcd-endpoints=http://a"];
+    let config = ["--config", file.to_str().unwrap()];
+    let ended = run(&[&words[..], &config].concat()).await;
+    ended.fails(2, "--etcd-password-file: ");
+    run(&words).await.fails(2, "--etcd-password-file <FILE>");
 }
 
 #[tokio::test]
