@@ -143,16 +143,7 @@ async fn models_of(runtime: &Runtime) -> Vec<String> {
 /// Checks a NATS server, which identifies itself as soon as a client connects.
 async fn nats(server: &str) -> Finding {
     let mend = "start nats-server, or name it: --nats-server nats://HOST:4222";
-    let host = server.split_once("://").map_or(server, |(_, host)| host);
-    let host = host
-        .rsplit_once('@')
-        .map_or(host, |(_, host)| host)
-        .trim_end_matches('/');
-    let address = if host.contains(':') {
-        host.to_owned()
-    } else {
-        format!("{host}:4222")
-    };
+    let address = address_of(server);
     let began = Instant::now();
     let greeted = async {
         let connection = TcpStream::connect(&address).await?;
@@ -169,5 +160,36 @@ async fn nats(server: &str) -> Finding {
         Ok(Ok(_)) => Finding::problem(format!("what listens at {address} is no NATS server"), mend),
         Ok(Err(error)) => Finding::problem(format!("NATS at {address}: {error}"), mend),
         Err(_) => Finding::problem(format!("NATS at {address} does not answer"), mend),
+    }
+}
+
+/// The host and port of a NATS server's URL.
+fn address_of(server: &str) -> String {
+    let host = server.split_once("://").map_or(server, |(_, host)| host);
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    let host = host.trim_end_matches('/');
+    // An address of IPv6 stands in brackets, and has colons itself.
+    let has_port = (host.rsplit_once(':')).is_some_and(|(_, port)| !port.ends_with(']'));
+    match has_port {
+        true => host.to_owned(),
+        false => format!("{host}:4222"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_a_port_has_the_usual_one() {
+        for (server, expected) in [
+            ("nats://a", "a:4222"),
+            ("a:1/", "a:1"),
+            ("tls://me:secret@a:1", "a:1"),
+            ("nats://[::1]", "[::1]:4222"),
+            ("nats://[::1]:1", "[::1]:1"),
+        ] {
+            assert_eq!(address_of(server), expected);
+        }
     }
 }
