@@ -242,6 +242,25 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
     Err(EngineError::invalid_argument(flag, problem))
 }
 
+/// Flags that say what one engine alone does.
+const OF_ONE_ENGINE: [(&str, EngineKind); 2] = [
+    ("script", EngineKind::Scripted),
+    ("engine-cmd", EngineKind::Cmd),
+];
+
+/// Refuses flags that name another engine's work: whoever gave one has left out its `out=`, and would get answers of the default
+/// engine. Variables are allowed: they may be for other processes.
+pub(super) fn check_own_flags(output: &OutputKind, settings: &Settings) -> Result<(), EngineError> {
+    for (name, engine) in OF_ONE_ENGINE {
+        if settings.is_chosen(name) && !output.is(engine) {
+            let (wanted, word) = (engine.name(), output.word());
+            let problem = format!("is for out={wanted}; out={word} has no use for it");
+            return Err(EngineError::invalid_argument(format!("--{name}"), problem));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses flags of the candle engine for an engine that would ignore them. Variables are allowed: they may be for other
 /// processes.
 pub(super) fn check_candle_flags(
@@ -274,8 +293,12 @@ pub(super) fn check_candle_flags(
     Err(EngineError::invalid_argument(format!("--{name}"), problem))
 }
 
-/// Whether this is a flag of the candle engine that the output does not read.
+/// Whether this is a flag of the candle engine, or of another one alone, that the output does not read.
 pub(super) fn is_unread(output: &OutputKind, name: &str) -> bool {
+    let mut own = OF_ONE_ENGINE.into_iter();
+    if let Some((_, engine)) = own.find(|(flag, _)| *flag == name) {
+        return !output.is(engine);
+    }
     let candle = CandleArgs::augment_args(clap::Command::new("candle"));
     let mut names = candle.get_arguments().filter_map(clap::Arg::get_long);
     names.any(|flag| flag == name) && !reads(output, name)

@@ -181,6 +181,8 @@ fn what_is_absent_is_refused_by_name() {
         ["out=sglang", "--kv-lease=5"],
         ["out=libllama", "--dtype=f16"],
         ["out=cmd:x", "--device=cpu"],
+        ["out=candle", "--script=x"],
+        ["out=sample", "--engine-cmd=x"],
     ] {
         let error = parse_words(&words).unwrap_err().to_string();
         assert!(error.contains("has no use for it"), "{error}");
