@@ -22,7 +22,7 @@ pub(crate) struct TopArgs {
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
     interval: u32,
-    /// Look once, and end; the default where standard output is no terminal
+    /// Look once, and end; the default where standard output is no terminal, or a dumb one (TERM)
     #[arg(long)]
     once: bool,
     /// Look once, and print JSON
@@ -46,7 +46,7 @@ struct Seen {
 pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
     with_runtime(&args.fleet.network, async |runtime| {
         let fleet = Fleet::find(runtime).await?;
-        if !args.json && !args.once && std::io::stdout().is_terminal() {
+        if !args.json && !args.once && can_draw() {
             watch(&fleet, Duration::from_secs(args.interval.into())).await?;
             return Ok(0);
         }
@@ -58,6 +58,12 @@ pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
         let did_all = seen.iter().all(|seen| seen.told.load.is_ok());
         Ok(if did_all { 0 } else { FAILED })
     })
+}
+
+/// Whether standard output is a terminal on which a cursor moves.
+fn can_draw() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    std::io::stdout().is_terminal() && !is_dumb
 }
 
 /// Asks every worker for its load. Returns the number of workers, and the ids of those without an answer, by reason.

@@ -168,6 +168,15 @@ async fn sigterm_gives_back_the_terminal_that_top_draws_on() {
 }
 
 #[tokio::test]
+async fn a_dumb_terminal_is_not_drawn_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["top", "--discovery-path", folder.path().to_str().unwrap()];
+    let mut terminal = Terminal::spawn(&words, &[("TERM", "dumb")]);
+    terminal.expect("no model is served").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+}
+
+#[tokio::test]
 async fn where_there_is_no_worker_control_says_so() {
     let fleet = Fleet::new();
     let ended = fleet.ask(&["control", "dyn://nobody", "wake"]).await;
