@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Permissions};
-use std::io::{self, BufRead, IsTerminal};
+use std::io::{self, BufRead, IsTerminal, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use super::chat::{Chat, Turn};
 use super::commands::obey;
 use super::screen::Screen;
+use super::stdin::MAX_BYTES;
 use super::{BYTE_ORDER_MARK, Ending, escaped, print};
 
 /// Lines kept in the history file.
@@ -123,8 +124,12 @@ impl Source {
             },
             Self::Plain => {
                 let mut line = String::new();
-                match std::io::stdin().lock().read_line(&mut line) {
+                let mut limited = std::io::stdin().lock().take(MAX_BYTES + 1);
+                match limited.read_line(&mut line) {
                     Ok(0) => Line::End,
+                    Ok(_) if line.len() as u64 > MAX_BYTES => {
+                        Line::Failed(format!("a line is over the limit of {MAX_BYTES} bytes"))
+                    }
                     Ok(_) => Line::Text(unfolded(line.trim_start_matches(BYTE_ORDER_MARK), &[])),
                     Err(error) => Line::Failed(error.to_string()),
                 }

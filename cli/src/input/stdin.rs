@@ -8,7 +8,7 @@ use super::chat::{Chat, Turn};
 use super::{BYTE_ORDER_MARK, Ending, print};
 
 /// The longest question, in bytes.
-const MAX_BYTES: u64 = 32 << 20;
+pub(super) const MAX_BYTES: u64 = 32 << 20;
 
 pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending, EngineError> {
     let mut bytes = Vec::new();

@@ -42,6 +42,17 @@ async fn what_windows_puts_around_a_text_is_not_asked() {
 }
 
 #[tokio::test]
+async fn a_text_without_end_is_not_read_to_its_end() {
+    let endless = vec![b'a'; (32 << 20) + 2];
+    for input in ["in=stdin", "in=text"] {
+        let command = genset(&["run", input, "out=echo_full"]);
+        let ended = run_with(command, &endless).await;
+        ended.fails(1, "is over the limit of 33554432 bytes");
+        assert_eq!(ended.stdout, "", "{input}");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_asked_fails_with_one_line() {
     let cases: [(&[u8], &str); 5] = [
         (b"", "standard input: is empty"),
