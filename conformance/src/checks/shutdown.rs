@@ -6,6 +6,7 @@
 //! - SH06: the Worker refuses new work: it unlists the instance before it drains. An engine may serve requests that arrive
 //!   after a drain, or refuse them with a kind that clients retry.
 
+use std::future::ready;
 use std::pin::{Pin, pin};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
@@ -84,10 +85,10 @@ async fn clean_up(trial: &Trial, what: &str, subject: &Subject) -> CheckResult {
     }
 }
 
+/// A drain while nothing runs.
 async fn drain(live: &Live, what: &str) -> Result<Result<(), EngineError>, Stop> {
-    let deadline = live.trial.limits().call;
-    let call = live.subject.engine.drain(DrainContext { deadline });
-    live.trial.call(what, call).await
+    let (drained, ()) = live.drain_while(what, ready(Ok(()))).await?;
+    Ok(drained)
 }
 
 async fn cleanup_after_start(trial: Trial) -> CheckResult {
@@ -263,11 +264,11 @@ async fn drain_after_cancels(trial: Trial) -> CheckResult {
 async fn drain_in_flight(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let all = in_flight(&live, live.at_once(3)).await?;
-    let (drained, answers) = join(drain(&live, "drain"), finish_all(all)).await;
-    if let Err(error) = drained? {
+    let (drained, answers) = live.drain_while("drain", finish_all(all)).await?;
+    if let Err(error) = drained {
         fail!("drain failed: {error}");
     }
-    for answer in answers? {
+    for answer in answers {
         let is_whole = answer
             .reason()
             .is_some_and(|reason| reason != FinishReason::Cancelled);

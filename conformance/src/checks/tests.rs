@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
 use genset_backend_common::output::TokenChunk;
-use genset_backend_common::{EngineConfig, EngineError, Output, OutputStream, async_trait};
+use genset_backend_common::{
+    DrainContext, EngineConfig, EngineError, Output, OutputStream, async_trait,
+};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use tokio::sync::{Mutex, Semaphore};
+use tokio::time::timeout;
 
 use super::find;
 use crate::check::{CheckResult, SkipReason, Stop};
@@ -149,6 +152,37 @@ async fn a_cache_that_takes_too_long_to_fill_is_not_filled() {
         filled(|config| config.kv_total_blocks = Some(4096)).await,
         Err(Stop::Skip(SkipReason::Level, too_long.into()))
     );
+}
+
+/// Waits in its drain for the requests that run.
+#[derive(Default)]
+struct DrainsLast {
+    running: Arc<()>,
+}
+
+#[async_trait]
+impl Fault for DrainsLast {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        held_to_end(outputs, Arc::clone(&self.running))
+    }
+
+    async fn drain(&self, inner: &Inner, ctx: DrainContext) -> Result<(), EngineError> {
+        let ended = async {
+            while Arc::strong_count(&self.running) > 1 {
+                tokio::time::sleep(ITEM).await;
+            }
+        };
+        let late = |_| EngineError::internal("requests are still running");
+        timeout(ctx.deadline, ended).await.map_err(late)?;
+        inner.drain(ctx).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_may_wait_for_the_requests_that_run() {
+    let fast = Duration::ZERO;
+    let patient = move |_: &Scenario| faulty(turns(None, fast), DrainsLast::default());
+    assert_eq!(tried("SH06", fast, patient).await, Ok(()));
 }
 
 /// Sends the tokens of an answer as one item.

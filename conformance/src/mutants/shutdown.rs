@@ -123,6 +123,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |clean, scenario| with_fault(clean, scenario, CountsTerminals::default()),
     },
     Mutant {
+        name: "drain-waits-out-its-time",
+        stands_for: "a drain that sleeps for most of its grace: every rollout takes as long as the longest one may",
+        killed_by: &["SH06", "SH07", "SH15"],
+        build: |clean, scenario| with_fault(clean, scenario, SleepsInDrain),
+    },
+    Mutant {
         name: "cleanup-waits-for-readers",
         stands_for: "a cleanup that joins tasks which wait for room in their clients' streams",
         killed_by: &["SH16", "ST05"],
@@ -332,6 +338,16 @@ impl Fault for CountsTerminals {
     async fn drain(&self, inner: &Inner, ctx: DrainContext) -> Result<(), EngineError> {
         let ended = until(|| self.under_way.load(Ordering::Acquire) == 0);
         drop(tokio::time::timeout(ctx.deadline / 2, ended).await);
+        inner.drain(ctx).await
+    }
+}
+
+struct SleepsInDrain;
+
+#[async_trait]
+impl Fault for SleepsInDrain {
+    async fn drain(&self, inner: &Inner, ctx: DrainContext) -> Result<(), EngineError> {
+        tokio::time::sleep(ctx.deadline * 3 / 4).await;
         inner.drain(ctx).await
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::{Either, join, join_all, select};
 use genset_backend_common::{
-    CancelReason, DrainContext, EngineError, ErrorKind, Output, OutputStream, RequestContext,
+    CancelReason, EngineError, ErrorKind, Output, OutputStream, RequestContext,
 };
 use tokio::time::timeout;
 
@@ -178,11 +178,8 @@ impl Driver {
         }
         self.phase = self.phase.draining();
         let live = self.live.clone();
-        let deadline = live.trial.limits().call;
-        let drain = live.subject.engine.drain(DrainContext { deadline });
-        let (drained, settled) = join(live.trial.call("drain", drain), self.settle()).await;
-        settled?;
-        match drained? {
+        let (drained, ()) = live.drain_while("drain", self.settle()).await?;
+        match drained {
             Err(error) if self.phase.is_serving() => fail!("drain failed: {error}"),
             Ok(()) | Err(_) => Ok(()),
         }

@@ -1,12 +1,13 @@
 //! [`Live`]: a started engine, and requests to it.
 
 use std::num::NonZeroU32;
+use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, RequestContext,
-    StartContext, TokenId,
+    Capabilities, DrainContext, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input,
+    RequestContext, StartContext, TokenId,
     config::{Deviation, SamplingOption},
 };
 use tokio::time::Instant;
@@ -14,7 +15,9 @@ use tokio::time::Instant;
 use super::Trial;
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, fail, skip};
+use crate::limits::Limits;
 use crate::medium::{Api, Medium};
+use crate::patience::LEAST_SHARE;
 use crate::rules::Reader;
 use crate::running::Running;
 use crate::subject::Subject;
@@ -460,6 +463,28 @@ impl Live {
     pub(crate) async fn abort(&self, ctx: &RequestContext) -> CheckResult {
         let abort = self.subject.engine.abort(ctx);
         self.trial.call("abort", abort).await
+    }
+
+    /// Calls `drain` while `reading` reads the running requests. An engine may wait for them in its drain, so the limit of the
+    /// call begins when they have ended. The engine gets a later deadline: one that always uses it up is late.
+    ///
+    /// # Errors
+    /// Fails with `what` if the drain does not return in time, or as `reading` does.
+    pub(crate) async fn drain_while<T>(
+        &self,
+        what: &str,
+        reading: impl Future<Output = Result<T, Stop>>,
+    ) -> Result<(Result<(), EngineError>, T), Stop> {
+        let Limits { call, wall, .. } = self.trial.limits();
+        let deadline = (wall * LEAST_SHARE).max(call * 2);
+        let drain = self.subject.engine.drain(DrainContext { deadline });
+        match select(drain, pin!(reading)).await {
+            Either::Left((drained, reading)) => Ok((drained, reading.await?)),
+            Either::Right((read, drain)) => {
+                let read = read?;
+                Ok((self.trial.call(what, drain).await?, read))
+            }
+        }
     }
 
     /// The number of KV blocks in use now, if the engine's probe reports it.
