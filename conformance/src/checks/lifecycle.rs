@@ -303,7 +303,7 @@ async fn watched_start(trial: &Trial, subject: &Subject, what: &str) -> CheckRes
             .spawn(move || comes_within(limit, &is_done, || polls.starved()));
         let poll = start.as_mut().poll(cx);
         let _ = done.send(());
-        let is_soon = watch.is_ok_and(|watch| watch.join().unwrap_or(false));
+        let is_soon = watch.is_ok_and(|watch| watch.join().is_ok_and(|came| came.is_ok()));
         match poll {
             _ if !is_soon => Poll::Ready(false),
             Poll::Ready(_started) => Poll::Ready(true),
@@ -322,21 +322,24 @@ async fn watched_start(trial: &Trial, subject: &Subject, what: &str) -> CheckRes
 /// The number of times that a poll's limit is checked.
 const LOOKS: u32 = 8;
 
-/// Whether a message arrives before the sending thread has had this much time. `starved` is how long that thread has waited for
-/// a CPU so far; that time does not count.
-fn comes_within(limit: Duration, word: &Receiver<()>, starved: impl Fn() -> Duration) -> bool {
+/// Receives a message before the sending thread has had this much time. `starved` is how long that thread has waited for a CPU
+/// so far; that time does not count.
+pub(super) fn comes_within(
+    limit: Duration,
+    word: &Receiver<()>,
+    starved: impl Fn() -> Duration,
+) -> Result<(), RecvTimeoutError> {
     let (mut patience, mut noted) = (Patience::new(limit), starved());
     let part = limit / LOOKS;
     loop {
         match word.recv_timeout(part) {
-            Ok(()) => return true,
-            Err(RecvTimeoutError::Disconnected) => return false,
             Err(RecvTimeoutError::Timeout) => {}
+            came => return came,
         }
         let now = starved();
         let waited = now.saturating_sub(std::mem::replace(&mut noted, now));
         if patience.look(Progress::default(), part, waited).is_some() {
-            return false;
+            return Err(RecvTimeoutError::Timeout);
         }
     }
 }
@@ -352,7 +355,7 @@ mod tests {
         let (limit, looks) = (Duration::from_millis(8), AtomicU32::new(0));
         let (_silent, word) = sync_channel(1);
         let starved = || limit / LOOKS / 4 * share * looks.fetch_add(1, Ordering::Relaxed);
-        assert!(!comes_within(limit, &word, starved));
+        assert!(comes_within(limit, &word, starved).is_err());
         // The first look comes before the wait.
         looks.load(Ordering::Relaxed) - 1
     }
@@ -368,8 +371,7 @@ mod tests {
     fn word_that_is_there_comes_at_once() {
         let (done, word) = sync_channel(1);
         done.send(()).unwrap();
-        assert!(comes_within(Duration::from_secs(1), &word, || {
-            Duration::ZERO
-        }));
+        let came = comes_within(Duration::from_secs(1), &word, || Duration::ZERO);
+        assert_eq!(came, Ok(()));
     }
 }

@@ -19,10 +19,12 @@ use tokio::time::timeout;
 
 use super::growth::{Holdings, Slack, leaks};
 use super::leaks as holdings;
+use super::lifecycle::comes_within;
 use super::pressure::{end_of_cancelled, long_request, slots};
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::running::Running;
+use crate::starvation::CheckThread;
 use crate::subject::Subject;
 use crate::trial::{Live, Trial};
 
@@ -391,16 +393,19 @@ async fn drop_without_cleanup(trial: Trial) -> CheckResult {
     trial.release(&live.subject);
     let runtime = tokio::runtime::Handle::current();
     let (done, is_done) = sync_channel::<()>(1);
+    let dropping = CheckThread::default();
+    let own = dropping.clone();
     let thread = std::thread::Builder::new()
         .name("conformance-drop".into())
         .spawn(move || {
+            own.is_this();
             runtime.block_on(async { drop(live) });
             let _ = done.send(());
         });
     ensure!(thread.is_ok(), "the kit cannot start a thread");
     // In real time, whatever the runtime's clock: a thread cannot wait on a paused one.
     let limit = trial.limits().cancel;
-    match is_done.recv_timeout(limit) {
+    match comes_within(limit, &is_done, || dropping.starved()) {
         Ok(()) => Ok(()),
         Err(RecvTimeoutError::Disconnected) => fail!("dropping a started engine panics"),
         Err(RecvTimeoutError::Timeout) => {
