@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{GenerateRequest, Role, config::InputKind};
+use genset_backend_common::{GenerateRequest, Role, config::InputKind, worker::CanaryConfig};
 use tokio::time::Instant;
 
 use super::watch::Clock;
@@ -42,8 +42,13 @@ impl Acquaintance {
     }
 }
 
-/// The limit of a call before the engine's speed is known; a slow engine must pass.
-const WARM_UP_CALL: Duration = Duration::from_secs(15);
+/// The limits before the engine's speed is known. An engine that answers a Worker's canary in time must pass.
+fn warm_up_limits() -> Limits {
+    Limits {
+        call: CanaryConfig::default().timeout,
+        ..Limits::default()
+    }
+}
 
 /// Measures three requests, which determine the limits. An engine that fails them is not slow: the default limits then make
 /// failing checks end soon.
@@ -119,10 +124,7 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
         engine: EngineReport::default(),
     };
     let _beside = BESIDE.read();
-    let limits = Limits {
-        call: WARM_UP_CALL,
-        ..Limits::default()
-    };
+    let limits = warm_up_limits();
     let variation = Variation::default();
     let trial = Trial::new(Arc::clone(factory), "warm-up", limits, variation);
     // An engine that did not start is cleaned up too: the next look may need the resources that it holds.
@@ -252,4 +254,50 @@ async fn meet(trial: Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> 
         medium: live.medium(),
         engine,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use genset_backend_common::{EngineError, OutputStream, async_trait};
+
+    use super::*;
+    use crate::mutants::capable::capable;
+    use crate::mutants::fault::{Call, Fault, Inner, faulty};
+    use crate::subject::Scenario;
+
+    /// Compiles for its first request.
+    struct Compiles {
+        time: Duration,
+        is_done: AtomicBool,
+    }
+
+    #[async_trait]
+    impl Fault for Compiles {
+        async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+            if !self.is_done.swap(true, Ordering::Relaxed) {
+                tokio::time::sleep(self.time).await;
+            }
+            inner.generate(call.request, call.ctx).await
+        }
+    }
+
+    async fn warmed_up(time: Duration) -> Result<Duration, Stop> {
+        let factory = move |scenario: &Scenario| {
+            let is_done = AtomicBool::new(false);
+            faulty(capable(scenario), Compiles { time, is_done })
+        };
+        let (limits, variation) = (warm_up_limits(), Variation::default());
+        let trial = Trial::new(Arc::new(factory), "warm-up", limits, variation);
+        warm_up(&trial.start().await?).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_request_has_the_time_of_a_workers_canary() {
+        let canary = CanaryConfig::default().timeout;
+        let second = Duration::from_secs(1);
+        assert!(warmed_up(canary - second).await.is_ok());
+        assert!(warmed_up(canary + second).await.is_err());
+    }
 }
