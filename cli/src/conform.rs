@@ -285,7 +285,7 @@ fn explain(id: &str) -> Result<String, EngineError> {
             Level::Soak => "3: soak",
         },
         applies(check),
-        clause(check),
+        check.located_clause(),
         check.breaks,
         if check.profile == Profile::Subprocess {
             "--engine-cmd COMMAND"
@@ -304,14 +304,6 @@ fn of_its_group(word: &str) -> String {
     match &ids[..] {
         [] => String::new(),
         [first, ..] => format!("those of {} are {}; ", &first[..2], ids.join(", ")),
-    }
-}
-
-/// The text of the contract, and its place.
-fn clause(check: &Check) -> String {
-    match check.source() {
-        Some(source) => format!("{} ({source})", check.clause),
-        None => check.clause.to_owned(),
     }
 }
 

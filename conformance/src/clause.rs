@@ -23,6 +23,15 @@ impl Check {
             .to_string();
         Some(format!("{file}:{line}"))
     }
+
+    /// [`Self::clause`] and its [place](Self::source), if that is known.
+    #[must_use]
+    pub fn located_clause(&self) -> String {
+        match self.source() {
+            Some(source) => format!("{} ({source})", self.clause),
+            None => self.clause.to_owned(),
+        }
+    }
 }
 
 /// The heading in a clause like `docs/page.md, Heading: detail`.

@@ -1,5 +1,6 @@
-//! The report as JUnit XML, for CI servers. The message of a skip is its reason; the replay line is in the case's `system-out`.
-//! Each problem of the waivers is a failed case, since any makes the run bad.
+//! The report as JUnit XML, for CI servers. The text of a failure is what it breaks and the clause of the contract; the message of
+//! a skip is its reason; the replay line is in the case's `system-out`. Each problem of the waivers is a failed case, since any
+//! makes the run bad.
 //!
 //! # Source
 //! <https://github.com/testmoapp/junitxml>
@@ -36,13 +37,13 @@ impl Report {
             let _ = match &check.verdict {
                 Verdict::Pass | Verdict::Measured { .. } => Ok(()),
                 Verdict::Fail { reason } => {
-                    let untried = match check.is_precondition {
-                        true => "could not be tried: ",
-                        false => "",
+                    let (untried, promise) = match check.is_precondition {
+                        true => ("could not be tried: ", String::new()),
+                        false => ("", promise_of(check)),
                     };
                     writeln!(
                         out,
-                        "    <failure message=\"{untried}{}\"/>",
+                        "    <failure message=\"{untried}{}\">{promise}</failure>",
                         escape(reason)
                     )
                 }
@@ -91,6 +92,15 @@ impl Report {
         }
         replay
     }
+}
+
+/// What breaks for an engine that fails a check, and the clause that it breaks.
+fn promise_of(check: &CheckReport) -> String {
+    let Some(known) = crate::find(&check.id) else {
+        return String::new();
+    };
+    let (breaks, clause) = (escape(known.breaks), escape(&known.located_clause()));
+    format!("breaks: {breaks}\nclause: {clause}")
 }
 
 /// Whether a check's case is a skipped one: it did not apply, or failed as expected.

@@ -244,9 +244,7 @@ impl Report {
         line(out, format_args!("  seen    {}", escaped(&seen)));
         if let Some(known) = known {
             line(out, format_args!("  breaks  {}", known.breaks));
-            let source = known.source().map(|source| format!(" ({source})"));
-            let source = source.unwrap_or_default();
-            line(out, format_args!("  clause  {}{source}", known.clause));
+            line(out, format_args!("  clause  {}", known.located_clause()));
         }
         line(out, format_args!("  replay  {}", self.replay_of(check)));
     }
