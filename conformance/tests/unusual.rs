@@ -12,7 +12,7 @@ mod in_real_time;
 #[path = "in_real_time/tests.rs"]
 mod real_time;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ use genset_backend_common::output::{self, Finish, TokenChunk};
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, Output, OutputStream,
     RequestContext, RequestField, Role, StartContext, TokenId, async_trait,
-    config::SamplingOption,
+    config::{Deviation, SamplingOption},
     handles::{Load, LoadPublisher},
 };
 use genset_conformance::mutants::capable::capable;
@@ -380,6 +380,49 @@ fn a_large_penalty_is_refused_in_the_stream() {
         faulty(capable(scenario), MildPenalties)
     });
     assert_eq!(mild.verdict, Verdict::Pass);
+}
+
+/// An engine whose sums depend on how much of a prompt is cached: its answers then become others after their beginning.
+#[derive(Default)]
+struct RoundsWarm {
+    cached: Mutex<BTreeSet<Vec<TokenId>>>,
+}
+
+/// How many tokens of its answer are the same.
+const SAME_TOKENS: usize = 6;
+
+impl Fault for RoundsWarm {
+    fn declare(&self, config: &mut EngineConfig) {
+        let can = &mut config.capabilities;
+        can.deviations.insert(Deviation::BatchVariant);
+    }
+
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let prompt = call.request.tokens();
+        let is_warm = prompt.is_ok_and(|prompt| !self.cached.lock().insert(prompt.to_vec()));
+        let mut place = 0;
+        let items = outputs.map(move |mut item| {
+            if let Ok(Output::Tokens(chunk)) = &mut item {
+                for token in &mut chunk.token_ids {
+                    if is_warm && place >= SAME_TOKENS {
+                        *token ^= 1;
+                    }
+                    place += 1;
+                }
+            }
+            item
+        });
+        OutputStream::from_raw(Box::pin(items))
+    }
+}
+
+#[test]
+fn an_engine_whose_sums_depend_on_what_is_cached() {
+    let warm = find("DT10").unwrap();
+    let rounding = run_check(warm, |_: &Scenario| {
+        faulty(sample(1000, 1), RoundsWarm::default())
+    });
+    assert_eq!(rounding.verdict, Verdict::Pass);
 }
 
 /// An engine with a small context.

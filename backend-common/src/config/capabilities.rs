@@ -117,9 +117,9 @@ crate::named! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Deviation {
-    /// An answer, including its own tokens, may depend on the rest of its batch, which changes the order of additions. Greedy and
-    /// seeded answers are repeatable only on an idle engine, and a resumed one may diverge from the original. A greedy one
-    /// diverges only where two tokens are almost equally likely.
+    /// An answer, including its own tokens, may depend on the rest of its batch and on how much of its prompt is cached, which
+    /// change the order of additions. Greedy and seeded answers are repeatable only on an idle engine, and a resumed one may
+    /// diverge from the original. A greedy one diverges only where two tokens are almost equally likely.
     BatchVariant,
     /// `min_tokens` is not supported: a request with it is refused.
     NoMinTokens,

@@ -5,7 +5,8 @@ use genset_backend_common::config::Deviation;
 
 use super::Mutant;
 use super::capable::{Flaw, deviating, with_flaw};
-use super::fault::{Declares, faulty, mending};
+use super::fault::{Declares, faulty, mending, with_fault};
+use super::lengths::Warm;
 
 const BATCH_VARIANT: &[Deviation] = &[Deviation::BatchVariant];
 const ALL: &[Deviation] = &[Deviation::BatchVariant, Deviation::NoMinTokens];
@@ -65,6 +66,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "MG08", "MG09", "MG10",
         ],
         build: |_, _| deviating(Flaw::GreedyDraws, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-a-wrong-prefix",
+        stands_for: "a prompt reused to its last token, which is then computed at the next one's position, taken for that rounding",
+        killed_by: &["DT10"],
+        build: |clean, scenario| {
+            let warm = with_fault(clean, scenario, Warm::new(|prompt| prompt.to_vec()));
+            let declares = Declares(|config| {
+                config
+                    .capabilities
+                    .deviations
+                    .insert(Deviation::BatchVariant);
+            });
+            faulty(warm, declares)
+        },
     },
     Mutant {
         name: "min-tokens-dropped-though-declared",

@@ -261,13 +261,13 @@ impl Fault for OneShort {
 const BLOCK: usize = 16;
 
 /// Answers differently if a part of the prompt is cached.
-struct Warm {
+pub(super) struct Warm {
     key: fn(&[TokenId]) -> Vec<TokenId>,
     known: Mutex<Vec<Vec<TokenId>>>,
 }
 
 impl Warm {
-    fn new(key: fn(&[TokenId]) -> Vec<TokenId>) -> Self {
+    pub(super) fn new(key: fn(&[TokenId]) -> Vec<TokenId>) -> Self {
         Self {
             key,
             known: Mutex::default(),
