@@ -109,7 +109,7 @@ pub enum SkipReason {
     Filtered,
     /// A measurement that was not requested, or for which the engine's answers were unsuitable.
     NotMeasured,
-    /// The check needs token ids, but the engine takes only text; or it needs prompts, but the engine takes only whole bodies.
+    /// The check needs token ids, but the engine takes only text; or it needs prompts, but the engine takes none.
     NeedsTokens,
     /// The engine's authors waived it.
     Waived,

@@ -38,6 +38,11 @@ impl Medium {
         })
     }
 
+    /// Whether an engine that declares `can` takes prompts, and not only whole bodies, inputs to embed or pairs to score.
+    pub(crate) fn takes_prompts(can: &Capabilities) -> bool {
+        Self::declared(can).any(|medium| medium != Self::Body)
+    }
+
     /// Whether prompts and answers are tokens.
     #[must_use]
     pub fn is_tokens(self) -> bool {
@@ -130,6 +135,15 @@ mod tests {
         assert_eq!(of(&[InputKind::Tokens, InputKind::Text]), Medium::Tokens);
         assert_eq!(of(&[InputKind::Chat, InputKind::Text]), Medium::Chat);
         assert_eq!(of(&[InputKind::Text]), Medium::Body);
+        let takes_prompts = |kind: InputKind| {
+            Medium::takes_prompts(&Capabilities {
+                inputs: [kind].into(),
+                whole_bodies: true,
+                ..Capabilities::default()
+            })
+        };
+        assert!(takes_prompts(InputKind::Chat) && !takes_prompts(InputKind::Text));
+        assert!(!takes_prompts(InputKind::Embed) && !takes_prompts(InputKind::Score));
         let Input::Text(body) = Medium::Body.input(vec![7, 42]) else {
             panic!("a body is a text")
         };

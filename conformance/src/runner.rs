@@ -8,9 +8,8 @@ use parking_lot::RwLock;
 use tokio::runtime::Builder;
 use tokio::time::Instant;
 
-use crate::check::{Check, CheckResult, Level, SkipReason, Stop};
+use crate::check::{Check, CheckResult, Level, Profile, SkipReason, Stop};
 use crate::checks::catalogue;
-use crate::medium::Medium;
 use crate::report::{CheckReport, Evidence, Report, Verdict};
 use crate::rules::Rule;
 use crate::subject::Factory;
@@ -200,10 +199,17 @@ fn run_one(
     tried.report(check, started.elapsed())
 }
 
-/// The checks that send no prompt. They remain for an engine that takes only whole bodies.
-const WITHOUT_PROMPTS: [&str; 11] = [
-    "LC01", "LC04", "LC05", "LC06", "LC07", "LC08", "LC10", "SH01", "SH03", "SH04", "WB01",
+/// The checks that send no prompt, beside those of embeddings and scores. They remain for an engine that takes no prompts.
+const WITHOUT_PROMPTS: [&str; 15] = [
+    "LC01", "LC04", "LC05", "LC06", "LC07", "LC08", "LC09", "LC10", "SH01", "SH03", "SH04", "SH07",
+    "SH08", "MT04", "WB01",
 ];
+
+/// Whether a check sends prompts.
+fn sends_prompts(check: &Check) -> bool {
+    let has_own_inputs = matches!(check.profile, Profile::Embeddings | Profile::Scores);
+    !has_own_inputs && !WITHOUT_PROMPTS.contains(&check.id)
+}
 
 /// Why a check is not run; `None` if it is. If the engine did not start, it is unknown whether it declares the check's profile, so
 /// the check fails.
@@ -232,9 +238,8 @@ fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Opt
         }
         let reason = format!("the engine does not declare {profile}");
         (SkipReason::NotDeclared, reason)
-    } else if known.medium == Medium::Body && !WITHOUT_PROMPTS.contains(&check.id) {
-        let reason =
-            "the check speaks in prompts, and the engine takes only whole bodies".to_owned();
+    } else if !known.takes_prompts() && sends_prompts(check) {
+        let reason = "the check speaks in prompts, and the engine takes none".to_owned();
         (SkipReason::NeedsTokens, reason)
     } else if check.needs_tokens && !known.medium.is_tokens() {
         let reason = "the check speaks in token ids, and the engine takes only text".to_owned();

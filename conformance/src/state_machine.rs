@@ -31,7 +31,6 @@ use tokio::time::Instant;
 pub use operation::{ParseSequenceError, Sequence};
 
 use crate::check::Stop;
-use crate::medium::Medium;
 use crate::runner::{Acquaintance, acquaint, run_beside};
 use crate::subject::Factory;
 use crate::trial::{Trial, Variation};
@@ -163,7 +162,7 @@ impl fmt::Display for Violated {
 }
 
 /// Tries the sequences of the regressions file, and then random ones. Blocks the calling thread. Sequences send prompts, so
-/// none is tried with an engine that takes only whole bodies.
+/// none is tried with an engine that takes no prompts, but only whole bodies, inputs to embed or pairs to score.
 ///
 /// # Errors
 /// The first sequence that breaks the contract, shrunk; or a regressions file that cannot be read. A file that cannot be
@@ -190,7 +189,7 @@ pub(crate) fn run_sequences_of(
     options: &SequenceOptions,
 ) -> Result<SequenceReport, SequenceFailure> {
     let bench = Bench::new(factory, options.replay.clone());
-    if bench.known.medium == Medium::Body {
+    if !bench.known.takes_prompts() {
         return Ok(SequenceReport {
             seed: options.seed.unwrap_or_default(),
             cases: 0,

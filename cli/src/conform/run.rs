@@ -335,7 +335,7 @@ pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
 fn kept(asked: u32, report: &SequenceReport) -> String {
     let (cases, seed) = (report.cases, report.seed);
     if asked > 0 && cases == 0 {
-        return "None was tried: the engine takes only whole bodies.\n".to_owned();
+        return "None was tried: the engine takes no prompts.\n".to_owned();
     }
     format!("{cases} sequences kept the contract (seed {seed}).\n")
 }
@@ -394,7 +394,7 @@ mod tests {
             cases,
             regressions: 0,
         };
-        let none = "None was tried: the engine takes only whole bodies.\n";
+        let none = "None was tried: the engine takes no prompts.\n";
         assert_eq!(kept(8, &of(0)), none);
         assert_eq!(kept(8, &of(8)), "8 sequences kept the contract (seed 7).\n");
         assert_eq!(kept(0, &of(0)), "0 sequences kept the contract (seed 7).\n");

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{GenerateRequest, Role, config::InputKind, worker::CanaryConfig};
+use genset_backend_common::{
+    GenerateRequest, Input, Role, config::InputKind, request::ScorePair, worker::CanaryConfig,
+};
 use tokio::time::Instant;
 
 use super::watch::Clock;
@@ -33,6 +35,12 @@ impl Acquaintance {
         self.engine.capabilities.is_some()
     }
 
+    /// Whether the engine takes prompts, as far as is known.
+    pub(crate) fn takes_prompts(&self) -> bool {
+        let can = self.engine.capabilities.as_ref();
+        can.is_none_or(Medium::takes_prompts)
+    }
+
     /// The clock of a check on one thread.
     pub(super) fn clock(&self) -> Clock {
         match self.is_virtual_time {
@@ -57,6 +65,9 @@ fn warm_up_limits() -> Limits {
 /// The error of the request that fails or is not answered in time.
 async fn warm_up(live: &Live) -> Result<Duration, Stop> {
     let mut request = live.request(4, 4);
+    if Medium::declared(&live.config.capabilities).next().is_none() {
+        request.input = input_of_its_own(live);
+    }
     let taken = time_of_three(live, &request).await;
     if taken.is_ok() || live.medium() != Medium::Body {
         return taken;
@@ -64,6 +75,19 @@ async fn warm_up(live: &Live) -> Result<Duration, Stop> {
     // The engine may be offered for completions and not for chats.
     request.input = live.body(Api::Completion, &live.prompt(4, 0), false);
     time_of_three(live, &request).await
+}
+
+/// A sequence for an engine that only embeds, or a pair for one that only scores.
+fn input_of_its_own(live: &Live) -> Input {
+    let token_ids = live.prompt(4, 0);
+    if live.config.capabilities.inputs.contains(&InputKind::Embed) {
+        return Input::Embed(vec![token_ids].into());
+    }
+    let pair = ScorePair {
+        token_ids,
+        first_tokens: 2,
+    };
+    Input::Score([pair].into())
 }
 
 async fn time_of_three(live: &Live, request: &GenerateRequest) -> Result<Duration, Stop> {
@@ -188,7 +212,7 @@ struct Pace {
 const TIMED_TOKENS: u32 = 96;
 
 async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {
-    if live.medium() == Medium::Body {
+    if !Medium::takes_prompts(&live.config.capabilities) {
         // Its answer comes at once.
         return Ok(None);
     }

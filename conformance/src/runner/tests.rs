@@ -8,6 +8,7 @@ use genset_engine_sample::{SampleArgs, SampleEngine};
 
 use super::*;
 use crate::limits::Limits;
+use crate::medium::Medium;
 use crate::mutants::{Clean, controls};
 use crate::subject::{Scenario, Subject};
 
