@@ -135,14 +135,16 @@ async fn becomes(
     load: &mut watch::Receiver<Load>,
     is_so: impl FnMut(&Load) -> bool,
 ) -> bool {
-    let wait = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_so));
-    matches!(wait.await, Ok(Ok(_)))
+    let wait = async { load.wait_for(is_so).await.is_ok() };
+    let limit = trial.limits().cancel;
+    trial.within("a change of the load", limit, wait).await == Ok(true)
 }
 
 /// Skips a check of the load if none is published.
 async fn ensure_published(trial: &Trial, load: &mut watch::Receiver<Load>) -> CheckResult {
-    let is_published = tokio::time::timeout(trial.limits().cancel, load.changed()).await;
-    if !matches!(is_published, Ok(Ok(()))) {
+    let wait = async { load.changed().await.is_ok() };
+    let limit = trial.limits().cancel;
+    if trial.within("the first load", limit, wait).await != Ok(true) {
         skip!(NotDeclared, "the engine publishes no load");
     }
     Ok(())
