@@ -259,6 +259,22 @@ fn a_good_process_of_one_seat_passes() {
     .assert_conformant();
 }
 
+/// Its answers may be over before the kit kills it or cancels them.
+#[test]
+fn a_good_process_with_a_small_context_passes_however_fast_it_is() {
+    let options = Options {
+        only: ["SP01", "SP10", "SP11", "SP12", "SP14"]
+            .map(String::from)
+            .to_vec(),
+        ..Options::default()
+    };
+    run_conformance_with(
+        |_: &Scenario| SupervisedProcess::new(process("swift")).subject(),
+        &options,
+    )
+    .assert_conformant();
+}
+
 /// Runs several at once, since most of the time is spent waiting.
 fn all_wrong<T: Sync>(faults: &[T], wrong: impl Fn(&T) -> Option<String> + Sync) -> Vec<String> {
     let places = std::sync::atomic::AtomicUsize::new(0);

@@ -185,14 +185,16 @@ pub(super) async fn ends_cancelled(trial: Trial) -> CheckResult {
     let (mut worker, config) = Worker::start(&trial)?;
     // One that computes, and one that waits for credit.
     for credit in [MUCH_CREDIT, 1] {
-        let stream = begun(&trial, &mut worker, &config, credit)?;
         if config.max_num_seqs == Some(1) {
+            let stream = begun(&trial, &mut worker, &config, credit)?;
             cancel(&mut worker, stream)?;
             until_ended(&trial, &mut worker, stream, None)?;
             continue;
         }
-        // It waits for credit, so that it cannot end by itself meanwhile.
+        // It waits for credit, so that it cannot end by itself meanwhile. The other is sent later: if its answer is over before
+        // the Cancel, its End still comes after its first item.
         let beside = begun(&trial, &mut worker, &config, 1)?;
+        let stream = begun(&trial, &mut worker, &config, credit)?;
         cancel(&mut worker, stream)?;
         until_ended(&trial, &mut worker, stream, Some(beside))?;
         worker.send(FrameKind::Credit, beside, &Credit { items: 1 })?;

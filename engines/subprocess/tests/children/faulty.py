@@ -1,7 +1,7 @@
 """A single-threaded engine that follows the protocol, except for the fault named by its first argument, if any.
 
 Each fault is one that an author could make. `tests/process_kill_matrix.rs` says which checks of the conformance kit catch it.
-`one_seat` is not a fault: it computes one answer at a time.
+`one_seat` is not a fault: it computes one answer at a time. Nor is `swift`: its answers are short and come at once.
 """
 
 import os
@@ -17,7 +17,7 @@ FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
 VOCAB_SIZE = 100
 CONFIG = {
     "model": "faulty",
-    "context_length_tokens": 8192,
+    "context_length_tokens": 64 if FAULT == "swift" else 8192,
     "vocab_size": VOCAB_SIZE,
     "data_parallel_size": 1,
     "capabilities": {"inputs": ["tokens"]},
@@ -153,6 +153,8 @@ def on_request(stream, payload):
         answers[stream] = Answer(body, head.get("credit", 0))
         if FAULT == "computes_at_once":
             compute_at_once(stream)
+        while FAULT == "swift" and stream in answers and answers[stream].credit > 0:
+            step(stream, answers[stream])
     elif endpoint == "cleanup":
         cleanup(stream)
     elif endpoint == "drain":
