@@ -278,6 +278,11 @@ impl LLMEngine for UrlEngine {
                 problem,
             ));
         }
+        if request.sampling.top_p == Some(0.0) {
+            let problem =
+                "must be above 0: OpenAI's range includes it, and the contract's does not";
+            return Err(EngineError::invalid_argument(RequestField::TopP, problem));
+        }
         let body = body_of(&request, &self.model);
         let server = Arc::clone(&self.server);
         Ok(output::stream(ctx, move |out| async move {

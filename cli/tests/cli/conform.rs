@@ -306,7 +306,7 @@ async fn a_replay_line_works_when_it_is_pasted() {
 async fn a_server_of_the_api_is_tested_by_its_url() {
     let server = Server::start(&["out=sample"]).await;
     let url = format!("http://{}/v1", server.address);
-    let ran = conform(&["run", "--url", &url, "--only", "ST,FN,US"]).await;
+    let ran = conform(&["run", "--url", &url, "--only", "ST,FN,US,ER01"]).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
     assert!(ran.stdout.ends_with(IN_PART), "{}", ran.stdout);
     let words = ["run", "--url", &url, "--max-num-seqs", "1", "--only"];

@@ -192,11 +192,13 @@ async fn an_answer_that_is_none_ends_with_an_error() {
 async fn what_cannot_be_sent_is_refused() {
     let engine = engine("http://a:1");
     engine.start(StartContext::detached(1)).await.unwrap();
-    let (mut no_number, mut undeclared) = (chat(), chat());
+    let (mut no_number, mut no_mass, mut undeclared) = (chat(), chat(), chat());
     no_number.sampling.temperature = Some(f32::NAN);
+    no_mass.sampling.top_p = Some(0.0);
     undeclared.sampling.seed = Some(1);
     for (request, kind) in [
         (no_number, ErrorKind::InvalidArgument),
+        (no_mass, ErrorKind::InvalidArgument),
         (undeclared, ErrorKind::Unsupported),
     ] {
         let answer = engine.generate(request, RequestContext::new("r")).await;
