@@ -112,6 +112,9 @@ pub(crate) struct SubjectArgs {
     /// text; without it those checks are skipped
     #[arg(long, value_name = "PATH", conflicts_with_all = ["engine", "url"])]
     tokenizer: Option<PathBuf>,
+    /// Seconds that the engine may take to start
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    start_timeout: u64,
     /// API key for the server
     #[arg(
         long,

@@ -95,6 +95,8 @@ pub struct Subject {
     pub process: Option<Arc<dyn Supervise>>,
     /// An adapter that it can load or has loaded.
     pub adapter: Option<Adapter>,
+    /// How long its start may take, if a minute is too short.
+    pub start_timeout: Duration,
 }
 
 impl Subject {
@@ -114,6 +116,7 @@ impl Subject {
             text: None,
             process: None,
             adapter: None,
+            start_timeout: Duration::ZERO,
         }
     }
 
@@ -142,6 +145,13 @@ impl Subject {
     #[must_use]
     pub fn with_adapter(mut self, adapter: Adapter) -> Self {
         self.adapter = Some(adapter);
+        self
+    }
+
+    /// Gives its start this long, for an engine that loads or compiles for more than a minute.
+    #[must_use]
+    pub fn with_start_timeout(mut self, timeout: Duration) -> Self {
+        self.start_timeout = timeout;
         self
     }
 

@@ -33,6 +33,8 @@ struct Shared {
     factory: Arc<dyn Factory>,
     check: &'static str,
     limits: Limits,
+    /// The longest time that an author asks for a start.
+    start_timeout: Mutex<Duration>,
     evidence: Mutex<Evidence>,
     /// The engines to clean up after the check.
     built: Mutex<Vec<Arc<dyn LLMEngine>>>,
@@ -105,6 +107,7 @@ impl Trial {
             factory,
             check,
             limits,
+            start_timeout: Mutex::default(),
             evidence: Mutex::new(Evidence::Direct),
             built: Mutex::default(),
             watched: Mutex::default(),
@@ -122,10 +125,14 @@ impl Trial {
         }
     }
 
-    /// The time limits for the engine.
+    /// The time limits for the engine, with the time for a start that its author asks for.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        self.shared.limits
+        let limits = self.shared.limits;
+        Limits {
+            start: limits.start.max(*self.shared.start_timeout.lock()),
+            ..limits
+        }
     }
 
     /// The medium for the engines of this factory.
@@ -257,6 +264,9 @@ impl Trial {
         let mut scenario = Scenario::of(self.shared.check);
         scenario.role = role;
         let mut subject = self.shared.factory.build(&scenario);
+        let mut longest = self.shared.start_timeout.lock();
+        *longest = subject.start_timeout.max(*longest);
+        drop(longest);
         subject.engine = transcript::recorded(subject.engine, &self.shared.recorder);
         self.shared.built.lock().push(Arc::clone(&subject.engine));
         subject
@@ -447,7 +457,7 @@ genset_backend_common::debug_as!(|it| Trial {
 
 #[cfg(test)]
 mod tests {
-    use genset_backend_common::{EngineError, async_trait};
+    use genset_backend_common::{EngineConfig, EngineError, async_trait};
     use tokio::time::Instant;
 
     use super::*;
@@ -520,6 +530,37 @@ mod tests {
         let Limits { call, .. } = Limits::default();
         assert!(is_free_after(call - Duration::from_secs(1)).await);
         assert!(!is_free_after(call + Duration::from_secs(1)).await);
+    }
+
+    /// Loads for a minute and a half.
+    struct Loads;
+
+    #[async_trait]
+    impl Fault for Loads {
+        async fn start(
+            &self,
+            inner: &Inner,
+            ctx: StartContext,
+        ) -> Result<EngineConfig, EngineError> {
+            tokio::time::sleep(Duration::from_secs(90)).await;
+            inner.start(ctx).await
+        }
+    }
+
+    async fn starts_within(seconds: u64) -> bool {
+        let factory = move |scenario: &Scenario| {
+            let slow = faulty(capable(scenario), Loads);
+            slow.with_start_timeout(Duration::from_secs(seconds))
+        };
+        let (limits, variation) = (Limits::default(), Variation::default());
+        let trial = Trial::new(Arc::new(factory), "LC01", limits, variation);
+        trial.start().await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_has_a_minute_or_the_time_that_its_author_asks_for() {
+        assert!(!starts_within(0).await);
+        assert!(starts_within(120).await);
     }
 
     #[tokio::test(start_paused = true)]

@@ -71,6 +71,11 @@ mod tests {
             "conform", "run", "--only", "ST,US", "--engine", "sample", "--seed=3", "--json", "-",
         ];
         assert_eq!(line(&words), "genset conform replay --engine sample");
+        let slow = ["--engine-cmd", "./engine", "--start-timeout=300"];
+        assert_eq!(
+            line(&slow),
+            "genset conform replay --engine-cmd ./engine --start-timeout=300"
+        );
         let words = [
             "conform",
             "run",

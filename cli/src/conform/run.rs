@@ -42,6 +42,15 @@ const WORKER_GONE: u8 = 3;
 pub(super) type BoxFactory = Box<dyn Fn(&Scenario) -> Subject + Send + Sync>;
 
 fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
+    let subjects = with_text(subject)?;
+    let timeout = Duration::from_secs(subject.start_timeout);
+    Ok(Box::new(move |scenario| {
+        subjects(scenario).with_start_timeout(timeout)
+    }))
+}
+
+/// Adds the decoder of `--tokenizer`, if it is set.
+fn with_text(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     let Some(path) = &subject.tokenizer else {
         return engines(subject);
     };
