@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from genset.testing import ConformanceRun, StubContext, conformance_tests
+from genset.testing._kit import _told
 
 CHECKS = [("LC01", 1), ("CN11", 3), ("ST01", 1), ("ST09", 2), ("PF01", 0)]
 VERDICTS: dict[str, dict[str, Any]] = {
@@ -108,6 +109,13 @@ def test_the_binary_that_was_installed_with_the_package_need_not_be_in_path(log:
     # As in a virtual environment that is not activated.
     monkeypatch.setattr("sysconfig.get_path", {"scripts": str(log.parent)}.get)
     assert ConformanceRun("engine").ids() == ["LC01", "ST01", "ST09"]
+
+
+def test_a_failure_says_what_to_do() -> None:
+    passes = {"id": "CN04", "verdict": "unexpected_pass", "waiver": "prefill is one call, until 2027-06-30"}
+    assert _told(passes).startswith("CN04: it passes; remove the waiver (prefill is one call, until 2027-06-30)\n")
+    untried = {"id": "CN04", "verdict": "fail", "reason": "start failed: no device", "is_precondition": True}
+    assert _told(untried).startswith("CN04: could not be tried: start failed: no device\n")
 
 
 def test_a_stub_context_stops_when_told() -> None:

@@ -160,7 +160,11 @@ def conformance_tests(engine: str | Sequence[str], **options: Any) -> Callable[.
 
 
 def _told(result: dict[str, Any]) -> str:
-    reason = result.get("reason") or result.get("waiver", "")
+    reason = result.get("reason", "")
+    if result["verdict"] == "unexpected_pass":
+        reason = f"it passes; remove the waiver ({result['waiver']})"
+    elif result.get("is_precondition"):
+        reason = f"could not be tried: {reason}"
     text = f"{result['id']}: {reason}\n`genset conform explain {result['id']}` says what it is about"
     if result.get("transcript"):
         text += "\n" + json.dumps(result["transcript"], indent=1)
