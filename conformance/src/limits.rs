@@ -6,8 +6,10 @@ use std::time::Duration;
 /// three warm-up requests, so that a slow engine does not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// One call of a method (`generate`, `abort`, `drain`, `cleanup`), and the next item of a stream.
+    /// One call of a method (`generate`, `abort`, `drain`), and the next item of a stream.
     pub call: Duration,
+    /// `cleanup`, which may take longer than any other call: a device has to be free again.
+    pub cleanup: Duration,
     /// From a cancellation or a drop to its visible effect.
     pub cancel: Duration,
     /// `start`.
@@ -41,6 +43,7 @@ impl Limits {
         let affordable = (wall / 2 / LONG_ANSWERS).as_micros() / token.as_micros();
         Self {
             call: base.call.mul_f64(factor),
+            cleanup: base.cleanup.mul_f64(factor),
             cancel: base.cancel.mul_f64(factor),
             start: base.start.mul_f64(factor),
             wall,
@@ -56,6 +59,7 @@ impl Limits {
         let least = Duration::from_secs(5);
         Self {
             call: Duration::from_secs(3600),
+            cleanup: Duration::from_secs(3600),
             cancel: Self::scaled(warm_up).cancel.max(least),
             start: Duration::from_secs(3600),
             answer_tokens: u32::MAX,
@@ -68,6 +72,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             call: Duration::from_secs(5),
+            cleanup: Duration::from_secs(5),
             cancel: Duration::from_secs(2),
             start: Duration::from_secs(60),
             wall: Duration::from_secs(20),

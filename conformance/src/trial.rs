@@ -417,6 +417,18 @@ impl Trial {
         self.within(what, self.limits().call, future).await
     }
 
+    /// Waits for a cleanup, with the limit of a cleanup.
+    ///
+    /// # Errors
+    /// Fails with `what` if the limit passes.
+    pub(crate) async fn cleaning<T>(
+        &self,
+        what: &str,
+        cleanup: impl Future<Output = T>,
+    ) -> Result<T, Stop> {
+        self.within(what, self.limits().cleanup, cleanup).await
+    }
+
     /// Releases an engine: it is not cleaned up after the check, and is dropped with the check's last handle.
     pub fn release(&self, subject: &Subject) {
         let is_other = |built: &Arc<dyn LLMEngine>| !Arc::ptr_eq(built, &subject.engine);
@@ -434,7 +446,7 @@ impl Trial {
         let built = std::mem::take(&mut *self.shared.built.lock());
         for engine in built {
             // The next check's engine may need the resources of this one: wait as long as for a cleanup that is judged.
-            drop(self.call("cleanup", engine.cleanup()).await);
+            drop(self.cleaning("cleanup", engine.cleanup()).await);
             self.note_wait();
         }
     }
@@ -526,10 +538,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_engine_has_the_time_of_a_call_to_clean_up_after_a_check() {
-        let Limits { call, .. } = Limits::default();
-        assert!(is_free_after(call - Duration::from_secs(1)).await);
-        assert!(!is_free_after(call + Duration::from_secs(1)).await);
+    async fn an_engine_has_the_time_of_a_cleanup_after_a_check() {
+        let Limits { cleanup, .. } = Limits::default();
+        assert!(is_free_after(cleanup - Duration::from_secs(1)).await);
+        assert!(!is_free_after(cleanup + Duration::from_secs(1)).await);
     }
 
     /// Loads for a minute and a half.

@@ -252,7 +252,9 @@ async fn lost_prefill(trial: Trial) -> CheckResult {
     let ctx = lost.context(&request);
     let (_, transfer) = prefill(&lost, &request, &ctx).await?;
     // The result of the lost instance's cleanup is not judged here.
-    let _ = trial.call("cleanup", lost.subject.engine.cleanup()).await?;
+    let _ = trial
+        .cleaning("cleanup", lost.subject.engine.cleanup())
+        .await?;
     let answer = decode(&second, &request, transfer, &ctx).await?;
     // An answer from blocks that were moved before the loss is correct too.
     if let Some(error) = answer.error() {

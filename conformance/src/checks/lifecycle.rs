@@ -170,7 +170,7 @@ async fn dropped_start(trial: Trial) -> CheckResult {
         let subject = trial.build();
         start_until(&subject, cut).await;
         let cleaned = trial
-            .call("cleanup after a dropped start", subject.engine.cleanup())
+            .cleaning("cleanup after a dropped start", subject.engine.cleanup())
             .await?;
         if let Err(error) = cleaned {
             fail!("cleanup failed after start was dropped ({cut:?}): {error}");
@@ -215,7 +215,7 @@ async fn starts_given_up(trial: Trial) -> CheckResult {
     leaks::leaves_nothing("a start that fails, and is cleaned up,", || async {
         let subject = trial.build();
         // It was cleaned up, so its start may fail; SH04 judges the result.
-        drop(trial.call("cleanup", subject.engine.cleanup()).await?);
+        drop(trial.cleaning("cleanup", subject.engine.cleanup()).await?);
         let start = subject.engine.start(StartContext::detached(1));
         drop(trial.starting("a start after cleanup", start).await);
         put_away(&trial, &subject).await
@@ -225,7 +225,7 @@ async fn starts_given_up(trial: Trial) -> CheckResult {
 
 async fn put_away(trial: &Trial, subject: &Subject) -> CheckResult {
     // Other checks judge the result.
-    drop(trial.call("cleanup", subject.engine.cleanup()).await?);
+    drop(trial.cleaning("cleanup", subject.engine.cleanup()).await?);
     trial.release(subject);
     Ok(())
 }
@@ -263,7 +263,7 @@ async fn impossible_role(trial: Trial) -> CheckResult {
                 error.kind()
             );
         }
-        drop(trial.call("cleanup", subject.engine.cleanup()).await?);
+        drop(trial.cleaning("cleanup", subject.engine.cleanup()).await?);
         trial.release(&subject);
     }
     if !is_refused {

@@ -81,7 +81,7 @@ pub(super) const CHECKS: &[Check] = &[
 
 /// A cleanup that must succeed.
 async fn clean_up(trial: &Trial, what: &str, subject: &Subject) -> CheckResult {
-    match trial.call(what, subject.engine.cleanup()).await? {
+    match trial.cleaning(what, subject.engine.cleanup()).await? {
         Ok(()) => Ok(()),
         Err(error) => fail!("{what} failed: {error} ({})", error.kind()),
     }
@@ -111,11 +111,11 @@ async fn cleanup_without_start(trial: Trial) -> CheckResult {
 
 async fn cleanup_after_failed_start(trial: Trial) -> CheckResult {
     let engine = trial.build().engine;
-    drop(trial.call("cleanup", engine.cleanup()).await?);
+    drop(trial.cleaning("cleanup", engine.cleanup()).await?);
     let start = engine.start(StartContext::detached(1));
     drop(trial.starting("start after cleanup", start).await?);
     match trial
-        .call("cleanup after a failed start", engine.cleanup())
+        .cleaning("cleanup after a failed start", engine.cleanup())
         .await?
     {
         Ok(()) => Ok(()),
@@ -145,7 +145,7 @@ async fn cleanup_in_flight(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let all = in_flight(&live, live.at_once(3)).await?;
     // Reads the streams meanwhile, as clients do. SH16 covers clients that do not.
-    let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
+    let cleanup = trial.cleaning("cleanup", live.subject.engine.cleanup());
     let (cleaned, answers) = join(cleanup, finish_all(all)).await;
     // SH01 judges whether it succeeds.
     drop(cleaned?);
@@ -197,7 +197,7 @@ async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
     });
     let mut sent: Vec<Sent<_>> = sent.collect();
     drop(timeout(trial.limits().cancel / 4, join_all(&mut sent)).await);
-    let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
+    let cleanup = trial.cleaning("cleanup", live.subject.engine.cleanup());
     let (cleaned, answers) = join(cleanup, join_all(sent.into_iter().map(end_of))).await;
     // SH01 judges whether it succeeds.
     drop(cleaned?);
@@ -223,7 +223,7 @@ async fn cleanup_beside_held_streams(trial: Trial) -> CheckResult {
     let mut unread: Sent<_> = Box::pin(maybe_done(live.try_generate(unread, ctx)));
     drop(timeout(trial.limits().cancel / 4, &mut unread).await);
     let cleanup = live.subject.engine.cleanup();
-    let cleanup = pin!(trial.call("cleanup while nobody reads", cleanup));
+    let cleanup = pin!(trial.cleaning("cleanup while nobody reads", cleanup));
     let cleaned = match select(cleanup, &mut unread).await {
         Either::Left((cleaned, _)) => cleaned,
         Either::Right(((), cleanup)) => cleanup.await,

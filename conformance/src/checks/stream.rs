@@ -156,7 +156,9 @@ async fn an_error_is_terminal(trial: Trial) -> CheckResult {
     let mut running = live.generate(live.request(4, LONG_ANSWER_TOKENS)).await?;
     running.read_tokens(1).await?;
     // SH judges the cleanup itself; here it only provokes an error.
-    let _ = trial.call("cleanup", live.subject.engine.cleanup()).await?;
+    let _ = trial
+        .cleaning("cleanup", live.subject.engine.cleanup())
+        .await?;
     let answer = running.finish().await?;
     ensure!(
         answer.violation != Some(Violation::ItemAfterTerminal),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{
-    GenerateRequest, Input, Role, config::InputKind, request::ScorePair, worker::CanaryConfig,
+    GenerateRequest, Input, Role, config::InputKind, request::ScorePair, worker::WorkerConfig,
 };
 use tokio::time::Instant;
 
@@ -50,10 +50,13 @@ impl Acquaintance {
     }
 }
 
-/// The limits before the engine's speed is known. An engine that answers a Worker's canary in time must pass.
+/// The limits before the engine's speed is known. An engine that answers a Worker's canary in time, and is clean in time for
+/// it, must pass.
 fn warm_up_limits() -> Limits {
+    let worker = WorkerConfig::default();
     Limits {
-        call: CanaryConfig::default().timeout,
+        call: worker.canary.timeout,
+        cleanup: worker.cleanup_timeout,
         ..Limits::default()
     }
 }
@@ -235,6 +238,9 @@ async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {
     Ok(Some(token).filter(|token| !token.is_zero()))
 }
 
+/// How many times the first cleanup's time a later one has: it may have more to free.
+const CLEANUPS: u32 = 2;
+
 async fn meet(trial: Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> {
     let live = trial.start().await?;
     let can = &live.config.capabilities;
@@ -264,12 +270,20 @@ async fn meet(trial: Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> 
     };
     let is_virtual_time = can.virtual_time && may_be_virtual;
     // The pace of an engine with virtual time is measured on a paused clock.
-    let limits = match is_virtual_time {
+    let mut limits = match is_virtual_time {
         true => Limits::default(),
         false => warm_up(&live)
             .await
             .map_or_else(|_| Limits::default(), Limits::scaled),
     };
+    // The warm-up may have taken half of the silence that the wall clock allows.
+    trial.note_wait();
+    let begun = Instant::now();
+    if live.put_away().await.is_ok() {
+        limits.cleanup = limits.cleanup.max(begun.elapsed() * CLEANUPS);
+    }
+    // A cleanup that hangs is not tried again.
+    trial.release(&live.subject);
     Ok(Acquaintance {
         is_virtual_time,
         limits,
@@ -319,9 +333,38 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_first_request_has_the_time_of_a_workers_canary() {
-        let canary = CanaryConfig::default().timeout;
+        let canary = WorkerConfig::default().canary.timeout;
         let second = Duration::from_secs(1);
         assert!(warmed_up(canary - second).await.is_ok());
         assert!(warmed_up(canary + second).await.is_err());
+    }
+
+    /// Needs some time until its device is free.
+    struct Frees(Duration);
+
+    #[async_trait]
+    impl Fault for Frees {
+        async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
+            tokio::time::sleep(self.0).await;
+            inner.cleanup().await
+        }
+    }
+
+    /// The limit of a cleanup for an engine whose first one took this long.
+    async fn limit_after(time: Duration) -> Duration {
+        let factory = move |scenario: &Scenario| faulty(capable(scenario), Frees(time));
+        let (limits, variation) = (warm_up_limits(), Variation::default());
+        let trial = Trial::new(Arc::new(factory), "warm-up", limits, variation);
+        meet(trial, false).await.unwrap().limits.cleanup
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_cleanup_has_its_time() {
+        let seconds = Duration::from_secs;
+        assert_eq!(limit_after(seconds(1)).await, seconds(5));
+        let slow = limit_after(seconds(20)).await;
+        assert!((seconds(40)..seconds(41)).contains(&slow), "{slow:?}");
+        // It hangs for a Worker, too.
+        assert_eq!(limit_after(seconds(31)).await, seconds(5));
     }
 }

@@ -189,7 +189,7 @@ impl Driver {
     async fn cleanup(&mut self, what: &str) -> CheckResult {
         self.phase = Phase::Stopped;
         let live = self.live.clone();
-        let cleanup = live.trial.call(what, live.subject.engine.cleanup());
+        let cleanup = live.trial.cleaning(what, live.subject.engine.cleanup());
         let (cleaned, settled) = join(cleanup, self.settle()).await;
         settled?;
         match cleaned? {

@@ -70,7 +70,7 @@ impl Live {
     /// Fails if the cleanup does not return in time.
     pub async fn put_away(&self) -> Result<(), Stop> {
         let cleanup = self.subject.engine.cleanup();
-        let _ = self.trial.call("cleanup", cleanup).await?;
+        let _ = self.trial.cleaning("cleanup", cleanup).await?;
         self.trial.release(&self.subject);
         Ok(())
     }

@@ -85,7 +85,11 @@ pub(super) async fn aborts_at_any_time(trial: Trial) -> CheckResult {
     let ctx = running.ctx.clone();
     drop(end_of_cancelled(&live, running).await?);
     // SH01 judges the result.
-    drop(trial.call("cleanup", live.subject.engine.cleanup()).await?);
+    drop(
+        trial
+            .cleaning("cleanup", live.subject.engine.cleanup())
+            .await?,
+    );
     trial
         .call("abort after cleanup", live.subject.engine.abort(&ctx))
         .await?;

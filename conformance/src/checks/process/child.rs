@@ -5,6 +5,8 @@
     reason = "who waits for one arrival fails on any other, whatever it is"
 )]
 
+use std::time::Duration;
+
 use genset_backend_common::{CancelReason, EngineConfig, ErrorKind, GenerateRequest, Output, Role};
 use genset_wire::{Cancel, Credit, FrameKind, GoAway, GoAwayCode, PROTOCOL_VERSION};
 use serde::Serialize;
@@ -41,9 +43,14 @@ struct Read {
 
 /// Reads a stream to its end, and discards frames of the others.
 fn read(trial: &Trial, worker: &mut Worker, stream: u32) -> Result<Read, Stop> {
+    read_within(trial.limits().call, worker, stream)
+}
+
+/// As [`read`], with its own limit for each item.
+fn read_within(limit: Duration, worker: &mut Worker, stream: u32) -> Result<Read, Stop> {
     let mut read = Read::default();
     loop {
-        match worker.next("the next item of an answer", trial.limits().call)? {
+        match worker.next("the next item of an answer", limit)? {
             Arrival::Item(on, output) if on == stream => read.outputs.push(output),
             Arrival::End(on) if on == stream => return Ok(read),
             Arrival::Error(on, _) if on == stream => {
@@ -99,7 +106,7 @@ pub(super) async fn only_frames(trial: Trial) -> CheckResult {
         serves(&trial, &mut worker, &config, "while it logs all it can,")?;
     }
     worker.request("cleanup", SHORT, &())?;
-    match worker.next("the end of `cleanup`", trial.limits().call)? {
+    match worker.next("the end of `cleanup`", trial.limits().cleanup)? {
         Arrival::End(_) | Arrival::Item(..) => Ok(()),
         other => fail!("`cleanup` was answered with {other:?}"),
     }
@@ -135,7 +142,7 @@ pub(super) async fn exits_by_itself(trial: Trial) -> CheckResult {
     let (mut worker, config) = Worker::start(&trial)?;
     serves(&trial, &mut worker, &config, "after start")?;
     let stream = worker.request("cleanup", SHORT, &())?;
-    let read = read(&trial, &mut worker, stream)?;
+    let read = read_within(trial.limits().cleanup, &mut worker, stream)?;
     ensure!(!read.is_error, "`cleanup` failed");
     let go_away = GoAway {
         code: GoAwayCode::Shutdown,
