@@ -302,7 +302,7 @@ fn skip_words(code: SkipReason) -> &'static str {
         SkipReason::Level => "above the level",
         SkipReason::Filtered => "left out by name",
         SkipReason::NotMeasured => "not measured",
-        SkipReason::NeedsTokens => "about tokens",
+        SkipReason::NeedsTokens => "about tokens or prompts",
         SkipReason::Waived => "waived",
         SkipReason::Gone => "not run",
     }
