@@ -1,8 +1,9 @@
 //! Tool calls: parses them from a model's text, and constrains models to make them.
 //!
-//! A [`ToolDialect`] is how a family of models writes its calls. Most are rows of a table for one of three parsers: `json`
-//! (calls are JSON objects, or names followed by them), `xml` (a tag for each parameter) and `pythonic` (a list of function
-//! calls). `harmony` has its own parser, which also reads reasoning. [`forced`] is for calls that guided decoding enforces.
+//! A [`ToolDialect`] is how a family of models writes its calls. Most are rows of a table for one of four parsers: `json`
+//! (calls are JSON objects, or names followed by them), `xml` (a tag for each parameter), `pythonic` (a list of function
+//! calls) and `keyed` (objects with bare keys). `harmony` has its own parser, which also reads reasoning. [`forced`] is for
+//! calls that guided decoding enforces.
 //!
 //! All parsers treat a malformed call in the same way. Once its name is known, the call is reported, with its arguments as
 //! far as they were written, valid JSON or not. Before that, its text without the markers is content.
@@ -11,6 +12,7 @@ mod dialects;
 pub mod forced;
 mod harmony;
 mod json;
+mod keyed;
 mod pythonic;
 mod schemas;
 mod xml;

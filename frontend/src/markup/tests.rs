@@ -63,6 +63,20 @@ fn a_call_in_the_thoughts_ends_them() {
 }
 
 #[test]
+fn a_call_of_gemma_ends_the_thoughts() {
+    let text =
+        "<|channel>thought\nI call.<|tool_call>call:get_weather{city:<|\"|>Oslo<|\"|>}<tool_call|>";
+    for pieces in [vec![text], characters(text)] {
+        let message = split(both("gemma4", "gemma4"), pieces);
+        assert_eq!(
+            (message.reasoning.as_str(), message.content.as_str()),
+            ("I call.", "")
+        );
+        assert_eq!(message.tool_calls[0].arguments, r#"{"city": "Oslo"}"#);
+    }
+}
+
+#[test]
 fn a_call_in_each_format_of_deepseek_ends_the_thoughts() {
     let invoke = "<｜DSML｜invoke name=\"get_weather\">\n\
         <｜DSML｜parameter name=\"city\" string=\"true\">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>";
@@ -123,6 +137,12 @@ fn markers_of_thoughts_in_a_calls_arguments_are_text() {
             "mistral",
             "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"",
             "\"}",
+        ),
+        (
+            "qwen3",
+            "gemma4",
+            "<|tool_call>call:get_weather{city:<|\"|>",
+            "<|\"|>}<tool_call|>",
         ),
         (
             "qwen3",

@@ -74,6 +74,7 @@ static DIALECTS: &[ReasoningDialect] = &[
         &Tags {
             start: "<|channel>thought",
             end: "<channel|>",
+            ends_at: &["<|tool_call>"],
             ..THINK
         },
     ),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::ToolSchemas;
 use super::harmony::{self, HarmonyParser};
 use super::json::{Header, JsonMarks, JsonParser, Shape};
+use super::keyed::{KeyedMarks, KeyedParser};
 use super::pythonic::{PythonicMarks, PythonicParser};
 use super::xml::{XmlMarks, XmlParser};
 use crate::markup::{IdStyle, MarkupParser};
@@ -24,6 +25,7 @@ enum Marks {
     Json(&'static JsonMarks),
     Xml(&'static XmlMarks),
     Pythonic(&'static PythonicMarks),
+    Keyed(&'static KeyedMarks),
     Harmony,
 }
 
@@ -39,6 +41,11 @@ const fn xml(name: &'static str, marks: &'static XmlMarks) -> ToolDialect {
 
 const fn pythonic(name: &'static str, marks: &'static PythonicMarks) -> ToolDialect {
     let marks = Marks::Pythonic(marks);
+    ToolDialect { name, marks }
+}
+
+const fn keyed(name: &'static str, marks: &'static KeyedMarks) -> ToolDialect {
+    let marks = Marks::Keyed(marks);
     ToolDialect { name, marks }
 }
 
@@ -131,6 +138,22 @@ static DIALECTS: &[ToolDialect] = &[
             value: Some(">"),
             value_end: "</｜DSML｜parameter>",
             ..INVOKES
+        },
+    ),
+    keyed(
+        "functiongemma",
+        &KeyedMarks {
+            quote: "<escape>",
+            start: "<start_function_call>",
+            end: "<end_function_call>",
+        },
+    ),
+    keyed(
+        "gemma4",
+        &KeyedMarks {
+            quote: "<|\"|>",
+            start: "<|tool_call>",
+            end: "<tool_call|>",
         },
     ),
     xml(
@@ -407,6 +430,7 @@ impl ToolDialect {
                 all.chain(marks.ignored.iter().copied()).collect()
             }
             Marks::Pythonic(marks) => [marks.starts, marks.ends].concat(),
+            Marks::Keyed(marks) => marks.all().to_vec(),
             Marks::Harmony => harmony::MARKERS.to_vec(),
         }
     }
@@ -425,6 +449,7 @@ impl ToolDialect {
             Marks::Json(marks) => Box::new(JsonParser::new(marks, tools)),
             Marks::Xml(marks) => Box::new(XmlParser::new(marks, tools)),
             Marks::Pythonic(marks) => Box::new(PythonicParser::new(marks, tools)),
+            Marks::Keyed(marks) => Box::new(KeyedParser::new(marks)),
             Marks::Harmony => Box::new(HarmonyParser::new(true)),
         }
     }

@@ -134,6 +134,7 @@ fn arguments_stream_as_they_come() {
             "<function=write_file>\n<parameter=text>\nb",
             "b",
         ),
+        ("gemma4", "<|tool_call>call:now{a:<|\"|>b", "b"),
         (
             "harmony",
             "<|channel|>commentary to=functions.now<|message|>{\"a\": \"b",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 TOOL_PARSERS = (
-    "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "glm45", "granite", "harmony", "hermes", "hunyuan_a13b", "internlm",
-    "kimi_k2", "lfm2", "llama3_function", "llama3_json", "llama4_pythonic", "minimax_m2", "mistral", "olmo3", "phi4", "pythonic",
-    "qwen3_coder", "seed_oss", "step3", "none",
+    "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma4", "glm45", "granite", "harmony", "hermes",
+    "hunyuan_a13b", "internlm", "kimi_k2", "lfm2", "llama3_function", "llama3_json", "llama4_pythonic", "minimax_m2", "mistral",
+    "olmo3", "phi4", "pythonic", "qwen3_coder", "seed_oss", "step3", "none",
 )
 TOOL_ALIASES = (
     "cohere_command3", "deepseek", "deepseek_v4", "glm", "glm47", "gpt_oss", "jamba", "kimi", "llama", "llama4_json", "minimax",

@@ -27,6 +27,9 @@ fn a_call_without_a_name_is_content_without_its_markers() {
         ("kimi_k2", "<|tool_call_begin|>functions.no", "functions.no"),
         ("qwen3_coder", "<tool_call>\n<function=get_wea", "get_wea"),
         ("glm45", "<tool_call>get_wea", "get_wea"),
+        ("gemma4", "<|tool_call>call:get_wea", "call:get_wea"),
+        ("gemma4", "<|tool_call>call:now<tool_call|>", "call:now"),
+        ("gemma4", "<|tool_call>a set {1}<tool_call|>.", "a set {1}."),
         ("pythonic", "[now(", "now("),
         ("pythonic", "[now(1)]", "now(1)]"),
         // Integers beyond 64 bits, which no number type here can hold.
@@ -83,6 +86,18 @@ fn a_call_that_is_cut_short_keeps_the_arguments_that_came() {
             "<tool_call>get_weather\n<arg_key>ci",
             "get_weather",
             "{\"ci\"",
+        ),
+        (
+            "gemma4",
+            "<|tool_call>call:write_file{path:<|\"|>a<|\"|>,text:<|\"|>b \"c<|\"",
+            "write_file",
+            "{\"path\": \"a\", \"text\": \"b \\\"c<|\\\"",
+        ),
+        (
+            "gemma4",
+            "<|tool_call>call:get_weather{days:1,ci",
+            "get_weather",
+            "{\"days\": 1, \"ci\"",
         ),
         (
             "harmony",

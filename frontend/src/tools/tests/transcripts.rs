@@ -44,6 +44,37 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>Oslo<escape>,days:3}<end_function_call>\
+         <start_function_call>call:now{}<end_function_call>",
+        "",
+        TWO,
+    ),
+    (
+        "gemma4",
+        "I look.<|tool_call>call:get_weather{city:<|\"|>Oslo<|\"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>",
+        "I look.",
+        TWO,
+    ),
+    // What is between marks is text; keys may be between marks, and values in JSON's own quotes.
+    (
+        "gemma4",
+        "<|tool_call>call:write_file{path:\"a, \\\"b\\\"\",text:<|\"|>{\n\"c\": <tool_call|>}<|\"|>,options:{<|\"|>k<|\"|>:[1,-2.5,None,{}],\
+         t:[<|\"|>x<|\"|>,[]]},is_new:true,note:10:30 h}<tool_call|> Done.",
+        "Done.",
+        &[(
+            "write_file",
+            r#"{"path": "a, \"b\"", "text": "{\n\"c\": <tool_call|>}", "options": {"k": [1, -2.5, null, {}], "t": ["x", []]}, "is_new": true, "note": "10:30 h"}"#,
+        )],
+    ),
+    // A call without its last brace, and one without its end marker.
+    (
+        "gemma4",
+        "<|tool_call>call:now{a:1<tool_call|><|tool_call>call:now{}<|tool_call>call:now{}",
+        "",
+        &[("now", r#"{"a": 1"#), NOW, NOW],
+    ),
+    (
         "glm45",
         "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n\
          <arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
