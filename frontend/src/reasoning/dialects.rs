@@ -93,6 +93,14 @@ static DIALECTS: &[ReasoningDialect] = &[
             ..THINK
         },
     ),
+    row(
+        "granite33",
+        &Tags {
+            frame: &["<response>", "</response>"],
+            frame_ends_at: &["<|tool_call|>"],
+            ..THINK
+        },
+    ),
     ReasoningDialect {
         name: "harmony",
         tags: None,

@@ -54,6 +54,18 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes. Here is my",
     ),
     (
+        "granite33",
+        "<think>\nHm.\n</think>\n\n<response>\nYes.\n</response>",
+        "Hm.",
+        "Yes.",
+    ),
+    (
+        "granite33",
+        "<response>I look.</response><|tool_call|>[]",
+        "",
+        "I look.<|tool_call|>[]",
+    ),
+    (
         "hunyuan_a13b",
         "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>",
         "Hm.",

@@ -13,8 +13,8 @@ TOOL_ALIASES = (
 )
 """Aliases from other servers."""
 REASONING_PARSERS = (
-    "cohere", "deepseek_r1", "deepseek_v31", "ernie45", "gemma4", "glm45", "granite", "harmony", "hunyuan_a13b", "kimi",
-    "kimi_k2", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4", "qwen3", "seed_oss", "step3", "none",
+    "cohere", "deepseek_r1", "deepseek_v31", "ernie45", "gemma4", "glm45", "granite", "granite33", "harmony", "hunyuan_a13b",
+    "kimi", "kimi_k2", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4", "qwen3", "seed_oss", "step3", "none",
 )
 REASONING_ALIASES = (
     "cohere_command3", "deepseek", "deepseek_v3", "glm", "gpt_oss", "minimax", "openai_gptoss", "qwen3_thinking",
