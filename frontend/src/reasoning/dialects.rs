@@ -168,12 +168,22 @@ static DIALECTS: &[ReasoningDialect] = &[
 const ALIASES: &[(&str, &str)] = &[
     ("cohere_command3", "cohere"),
     ("deepseek", "deepseek_r1"),
+    ("deepseek-r1", "deepseek_r1"),
+    ("deepseek-v3", "deepseek_v31"),
     ("deepseek_v3", "deepseek_v31"),
+    ("deepseek_v4", "deepseek_v31"),
     ("glm", "glm45"),
+    ("glm47", "glm45"),
+    ("gpt-oss", "harmony"),
     ("gpt_oss", "harmony"),
+    ("mimo", "qwen3"),
     ("minimax", "minimax_m2"),
+    ("nano_v3", "nemotron"),
+    ("nemotron_v3", "nemotron"),
     ("openai_gptoss", "harmony"),
+    ("qwen3-thinking", "deepseek_r1"),
     ("qwen3_thinking", "deepseek_r1"),
+    ("step3p5", "step3"),
 ];
 
 impl ReasoningDialect {

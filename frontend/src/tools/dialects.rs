@@ -262,6 +262,14 @@ static DIALECTS: &[ToolDialect] = &[
             ..TAGGED
         },
     ),
+    json(
+        "nemotron_json",
+        &JsonMarks {
+            starts: &["<TOOLCALL>"],
+            ends: &["</TOOLCALL>"],
+            ..TAGGED
+        },
+    ),
     pythonic(
         "olmo3",
         &PythonicMarks {
@@ -318,19 +326,32 @@ const ALIASES: &[(&str, &str)] = &[
     ("cohere_command3", "cohere"),
     ("deepseek", "deepseek_v31"),
     ("deepseek_v4", "deepseek_v32"),
+    ("deepseekv3", "deepseek_v3"),
+    ("deepseekv31", "deepseek_v31"),
+    ("deepseekv32", "deepseek_v32"),
+    ("deepseekv4", "deepseek_v32"),
+    ("ernie45", "hermes"),
+    ("gemma3", "pythonic"),
     ("glm", "glm45"),
     ("glm47", "glm45"),
+    ("gpt-oss", "harmony"),
     ("gpt_oss", "harmony"),
+    ("granite4", "hermes"),
     ("jamba", "hunyuan_a13b"),
     ("kimi", "kimi_k2"),
     ("llama", "llama3_json"),
+    ("llama3", "llama3_json"),
     ("llama4_json", "llama3_json"),
+    ("mimo", "qwen3_coder"),
     ("minimax", "minimax_m2"),
+    ("minimax-m2", "minimax_m2"),
     ("nemotron", "qwen3_coder"),
     ("openai", "harmony"),
     ("phi4_mini_json", "phi4"),
     ("qwen", "hermes"),
+    ("qwen25", "hermes"),
     ("qwen3_xml", "qwen3_coder"),
+    ("step3p5", "qwen3_coder"),
 ];
 
 /// `NAME`

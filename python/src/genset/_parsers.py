@@ -5,11 +5,12 @@ from __future__ import annotations
 TOOL_PARSERS = (
     "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma4", "glm45", "granite", "harmony", "hermes",
     "hunyuan_a13b", "internlm", "kimi_k2", "lfm2", "llama3_function", "llama3_json", "llama4_pythonic", "minimax_m2", "mistral",
-    "olmo3", "phi4", "pythonic", "qwen3_coder", "seed_oss", "step3", "none",
+    "nemotron_json", "olmo3", "phi4", "pythonic", "qwen3_coder", "seed_oss", "step3", "none",
 )
 TOOL_ALIASES = (
-    "cohere_command3", "deepseek", "deepseek_v4", "glm", "glm47", "gpt_oss", "jamba", "kimi", "llama", "llama4_json", "minimax",
-    "nemotron", "openai", "phi4_mini_json", "qwen", "qwen3_xml",
+    "cohere_command3", "deepseek", "deepseek_v4", "deepseekv3", "deepseekv31", "deepseekv32", "deepseekv4", "ernie45", "gemma3", "glm",
+    "glm47", "gpt-oss", "gpt_oss", "granite4", "jamba", "kimi", "llama", "llama3", "llama4_json", "mimo", "minimax", "minimax-m2",
+    "nemotron", "openai", "phi4_mini_json", "qwen", "qwen25", "qwen3_xml", "step3p5",
 )
 """Aliases from other servers."""
 REASONING_PARSERS = (
@@ -17,6 +18,7 @@ REASONING_PARSERS = (
     "kimi", "kimi_k2", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4", "qwen3", "seed_oss", "step3", "none",
 )
 REASONING_ALIASES = (
-    "cohere_command3", "deepseek", "deepseek_v3", "glm", "gpt_oss", "minimax", "openai_gptoss", "qwen3_thinking",
+    "cohere_command3", "deepseek", "deepseek-r1", "deepseek-v3", "deepseek_v3", "deepseek_v4", "glm", "glm47", "gpt-oss", "gpt_oss",
+    "mimo", "minimax", "nano_v3", "nemotron_v3", "openai_gptoss", "qwen3-thinking", "qwen3_thinking", "step3p5",
 )
 """Aliases from other servers."""

@@ -275,6 +275,12 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
     ),
     ("mistral", "[TOOL_CALLS]now{}", "", &[NOW]),
     (
+        "nemotron_json",
+        "I look.\n<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]</TOOLCALL>",
+        "I look.",
+        TWO,
+    ),
+    (
         "olmo3",
         "<function_calls>\nget_weather(city=\"Oslo\", days=3)\nnow()\n</function_calls>",
         "",
