@@ -106,7 +106,10 @@ fn in_module(name: &str) -> Option<&str> {
 /// subfolders.
 fn is_config(name: &str) -> bool {
     let ends = [".json", ".jinja", ".txt", ".model", ".tiktoken"];
-    if in_module(name) == Some("config.json") {
+    let is_template = name
+        .strip_prefix("additional_chat_templates/")
+        .is_some_and(|file| !file.contains('/') && file.ends_with(".jinja"));
+    if is_template || in_module(name) == Some("config.json") {
         return true;
     }
     !name.contains('/')
@@ -268,6 +271,8 @@ mod tests {
         "tokenizer_config.json",
         "merges.txt",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/old/rag.jinja",
         "modeling_own.py",
         "onnx/convert.py",
         "model-00001-of-00002.safetensors",
@@ -314,6 +319,7 @@ mod tests {
             "tokenizer_config.json",
             "merges.txt",
             "chat_template.jinja",
+            "additional_chat_templates/tool_use.jinja",
             "model.safetensors.index.json",
         ];
         assert_eq!(

@@ -52,7 +52,7 @@ pub use load::{LoadClient, WorkerLoad};
 pub use logging::{
     Logging, init_logging, init_logging_with_console, shows_colours, tokio_console_support,
 };
-pub use model_folder::{ModelFolder, ModelFolderError};
+pub use model_folder::{ModelFolder, ModelFolderError, replace_chat_template};
 pub use models::{LeftOutWorker, LiveModel, ModelDirectory, Pool};
 pub use names::{EndpointName, InstanceId, NameError};
 #[cfg(feature = "cli")]

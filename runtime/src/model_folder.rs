@@ -7,13 +7,22 @@ use std::path::{Path, PathBuf};
 use genset_backend_common::card::{Artifact, MAX_ARTIFACT_BYTES};
 use serde_json::Value;
 
+/// The chat template for all chats.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// The same in an older checkout.
+const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
+/// The chat template for chats with tools.
+const TOOL_USE_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
+
 /// Files a frontend uses, and whether a model needs them.
-const FILES: [(&str, bool); 6] = [
+const FILES: [(&str, bool); 8] = [
     ("config.json", true),
     ("tokenizer.json", true),
     ("tokenizer_config.json", true),
     ("generation_config.json", false),
-    ("chat_template.jinja", false),
+    (CHAT_TEMPLATE, false),
+    (CHAT_TEMPLATE_JSON, false),
+    (TOOL_USE_TEMPLATE, false),
     ("config_sentence_transformers.json", false),
 ];
 
@@ -71,6 +80,24 @@ pub enum ModelFolderError {
         /// The position of the error.
         source: serde_json::Error,
     },
+}
+
+/// Puts a chat template in place of a model's own: all those that are files.
+///
+/// # Examples
+/// ```
+/// use genset_backend_common::card::Artifact;
+/// use genset_runtime::replace_chat_template;
+///
+/// let mut artifacts = vec![Artifact::new("chat_template.json", b"{}".to_vec())];
+/// replace_chat_template(&mut artifacts, b"{{ messages }}".to_vec());
+/// assert_eq!(artifacts.len(), 1);
+/// assert_eq!(artifacts[0].reference.name, "chat_template.jinja");
+/// ```
+pub fn replace_chat_template(artifacts: &mut Vec<Artifact>, template: Vec<u8>) {
+    let own = [CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, TOOL_USE_TEMPLATE];
+    artifacts.retain(|artifact| !own.contains(&artifact.reference.name.as_str()));
+    artifacts.push(Artifact::new(CHAT_TEMPLATE, template));
 }
 
 fn required() -> String {
@@ -233,6 +260,30 @@ mod tests {
             error.contains("tokenizer.json is not valid JSON"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn every_chat_template_is_published() {
+        let templates = [CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, TOOL_USE_TEMPLATE];
+        let dir = folder(&[
+            ("config.json", "{}"),
+            ("tokenizer.json", "{}"),
+            ("tokenizer_config.json", "{}"),
+        ]);
+        fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+        for name in templates {
+            fs::write(dir.path().join(name), "{}").unwrap();
+        }
+        let mut artifacts = ModelFolder::load(dir.path()).unwrap().artifacts;
+        let has = |artifacts: &[Artifact], name: &str| {
+            artifacts
+                .iter()
+                .any(|artifact| artifact.reference.name == name)
+        };
+        assert_eq!(templates.map(|name| has(&artifacts, name)), [true; 3]);
+        replace_chat_template(&mut artifacts, b"x".to_vec());
+        let left = templates.map(|name| has(&artifacts, name));
+        assert_eq!(left, [true, false, false]);
     }
 
     /// The context length and vocabulary size of a folder with this config.

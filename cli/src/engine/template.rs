@@ -4,14 +4,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use genset_backend_common::{EngineError, card::Artifact};
+use genset_backend_common::EngineError;
 use genset_frontend::text::ChatTemplate;
-use genset_runtime::ModelFolder;
+use genset_runtime::{ModelFolder, replace_chat_template};
 
 use crate::args::RunConfig;
-
-/// The file of a model folder that frontends prefer over the template in `tokenizer_config.json`.
-const FILE_NAME: &str = "chat_template.jinja";
 
 /// The largest template, in bytes; the longest templates of models are a tenth of it.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
@@ -28,9 +25,7 @@ pub(super) fn apply(folder: &mut ModelFolder, config: &RunConfig) -> Result<(), 
         let problem = format!("{}: {problem}", path.display());
         EngineError::invalid_argument("--chat-template", problem)
     })?;
-    let files = &mut folder.artifacts;
-    files.retain(|file| file.reference.name != FILE_NAME);
-    files.push(Artifact::new(FILE_NAME, source.into_bytes()));
+    replace_chat_template(&mut folder.artifacts, source.into_bytes());
     Ok(())
 }
 

@@ -51,11 +51,13 @@ use crate::model::config::ModelConfig;
 const CONFIG: &str = "config.json";
 
 /// Files about the tokenizer and about generation.
-const TOKENIZER_FILES: [&str; 4] = [
+const TOKENIZER_FILES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
 ];
 
 /// The files with a model's tensors.

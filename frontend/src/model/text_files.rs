@@ -78,16 +78,7 @@ impl TextFiles {
             .map_err(|error| bad_file("tokenizer.json", error))?
             .with_cache(tokenizer_cache_bytes);
         let tokenizer_config = required("tokenizer_config.json")?;
-        let mut template_file = "tokenizer_config.json";
-        let source = match file("chat_template.jinja").map(String::from_utf8) {
-            Some(Ok(jinja)) => {
-                template_file = "chat_template.jinja";
-                TemplateSource::from_jinja(jinja, &tokenizer_config).map(Some)
-            }
-            Some(Err(error)) => return Err(bad_file("chat_template.jinja", error)),
-            None => TemplateSource::from_tokenizer_config(&tokenizer_config),
-        };
-        let source = source.map_err(|error| bad_file("tokenizer_config.json", error))?;
+        let (template_file, source) = templates(&file, &tokenizer_config)?;
         let template = source.as_ref().map(TemplateSource::compile).transpose();
         let template = template.map_err(|error| bad_file(template_file, error))?;
         let mut eos_token_ids = Vec::new();
@@ -129,6 +120,101 @@ impl TextFiles {
     }
 }
 
+/// Returns the model's chat templates, and the name of the file with the one for all chats.
+///
+/// # Source
+/// `from_pretrained` of tokenizers and of processors in `transformers`.
+fn templates(
+    file: &impl Fn(&str) -> Option<Vec<u8>>,
+    tokenizer_config: &[u8],
+) -> Result<(&'static str, Option<TemplateSource>), EngineError> {
+    const CONFIG: &str = "tokenizer_config.json";
+    const JINJA: &str = "chat_template.jinja";
+    // In older checkouts, with the key of a `tokenizer_config.json`.
+    const JSON: &str = "chat_template.json";
+    const TOOL_USE: &str = "additional_chat_templates/tool_use.jinja";
+    let text = |name: &'static str| {
+        let text = file(name).map(String::from_utf8).transpose();
+        text.map_err(|error| bad_file(name, error))
+    };
+    let own = match (text(JINJA)?, file(JSON)) {
+        (Some(chat), _) => Some((JINJA, chat, None)),
+        (None, Some(json)) => {
+            let own = TemplateSource::from_tokenizer_config(&json);
+            let own = own.map_err(|error| bad_file(JSON, error))?;
+            own.map(|own| (JSON, own.chat, own.tool_use))
+        }
+        (None, None) => None,
+    };
+    let (name, source) = match own {
+        Some((name, chat, tool_use)) => {
+            let source = TemplateSource::from_jinja(chat, tokenizer_config);
+            let source = source.map(|source| TemplateSource { tool_use, ..source });
+            (name, source.map(Some))
+        }
+        None => (
+            CONFIG,
+            TemplateSource::from_tokenizer_config(tokenizer_config),
+        ),
+    };
+    let mut source = source.map_err(|error| bad_file(CONFIG, error))?;
+    if let (Some(source), Some(tool_use)) = (&mut source, text(TOOL_USE)?) {
+        ChatTemplate::try_new(&tool_use, None, None).map_err(|error| bad_file(TOOL_USE, error))?;
+        source.tool_use = Some(tool_use);
+    }
+    Ok((name, source))
+}
+
 fn bad_file(name: &str, error: impl std::error::Error + Send + Sync + 'static) -> EngineError {
     EngineError::invalid_argument(At::other(name), &error).with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: (&str, &str) = (
+        "tokenizer_config.json",
+        r#"{"chat_template": "config", "bos_token": "<s>"}"#,
+    );
+    const JSON: (&str, &str) = ("chat_template.json", r#"{"chat_template": "json"}"#);
+    const JINJA: (&str, &str) = ("chat_template.jinja", "jinja");
+    const TOOL_USE: (&str, &str) = ("additional_chat_templates/tool_use.jinja", "tools");
+
+    fn read(files: &[(&str, &str)]) -> Result<(&'static str, Option<TemplateSource>), EngineError> {
+        let file = |name: &str| {
+            let mut files = files.iter();
+            let found = files.find(|(known, _)| *known == name);
+            found.map(|(_, content)| content.as_bytes().to_vec())
+        };
+        templates(&file, &file(CONFIG.0).unwrap())
+    }
+
+    #[test]
+    fn a_chat_template_in_a_file_goes_before_that_of_the_config() {
+        for (files, name, chat, tool_use) in [
+            (&[CONFIG][..], CONFIG.0, "config", None),
+            (&[CONFIG, JSON], JSON.0, "json", None),
+            (&[CONFIG, JSON, JINJA], JINJA.0, "jinja", None),
+            (&[CONFIG, JINJA, TOOL_USE], JINJA.0, "jinja", Some("tools")),
+            (&[CONFIG, TOOL_USE], CONFIG.0, "config", Some("tools")),
+            (&[CONFIG, (JSON.0, "{}")], CONFIG.0, "config", None),
+        ] {
+            let (found, source) = read(files).unwrap();
+            let source = source.unwrap();
+            assert_eq!(found, name, "{files:?}");
+            assert_eq!(source.chat, chat, "{files:?}");
+            assert_eq!(source.tool_use.as_deref(), tool_use, "{files:?}");
+            assert_eq!(source.bos_token.as_deref(), Some("<s>"), "{files:?}");
+        }
+        assert_eq!(read(&[(CONFIG.0, "{}")]).unwrap().1, None);
+    }
+
+    #[test]
+    fn a_bad_chat_template_is_named() {
+        for bad in [(JSON.0, "{"), (TOOL_USE.0, "{% if")] {
+            let error = read(&[CONFIG, bad]).unwrap_err();
+            assert_eq!(error.at().map(|at| at.name()), Some(bad.0));
+        }
+    }
 }

@@ -14,7 +14,7 @@ use genset_backend_common::{
     error::At,
     series::ENDPOINT_LABEL,
 };
-use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
+use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar, replace_chat_template};
 use serde::Deserialize;
 
 use crate::call::CallHandler;
@@ -87,9 +87,7 @@ impl ModelSpec {
             artifacts = folder.artifacts;
         }
         if let Some(path) = &self.chat_template {
-            let template = read_template(path)?;
-            artifacts.retain(|artifact| artifact.reference.name != "chat_template.jinja");
-            artifacts.push(Artifact::new("chat_template.jinja", template));
+            replace_chat_template(&mut artifacts, read_template(path)?);
         }
         if self.engine.context_length_tokens == 0 {
             tracing::warn!(
