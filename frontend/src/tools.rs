@@ -13,6 +13,7 @@ pub mod forced;
 mod harmony;
 mod json;
 mod keyed;
+mod literal;
 mod pythonic;
 mod schemas;
 mod xml;

@@ -1,12 +1,10 @@
 //! The parser for dialects that write calls as a list of Python calls: `[get_weather(city="Oslo", days=3)]`.
 
-mod literal;
-
 use std::sync::Arc;
 
 use super::ToolSchemas;
+use super::literal::arguments_json;
 use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan};
-use literal::arguments_json;
 
 /// A dialect of this kind.
 #[derive(Debug, PartialEq, Eq)]

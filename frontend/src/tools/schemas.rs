@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::literal::literal;
 use crate::json::value_bytes;
 
 /// How many schemas are examined for the types of one parameter. Clients write them, and references may be circular.
@@ -90,7 +91,7 @@ impl ToolSchemas {
     }
 
     /// Converts a parameter's bare text to JSON: to the type that it looks like, if the schema allows that; otherwise to a
-    /// string.
+    /// string. If the schema allows no string, the text may be a Python literal.
     pub(super) fn guess(&self, tool: &str, parameter: &str, text: &str) -> String {
         let trimmed = text.trim();
         // Models trained on Python write its literals.
@@ -104,10 +105,13 @@ impl ToolSchemas {
         let is_allowed = serde_json::from_str::<Value>(json)
             .is_ok_and(|value| !value.is_string() && self.takes(tool, parameter, &value));
         if is_allowed {
-            json.to_owned()
-        } else {
-            Value::from(text).to_string()
+            return json.to_owned();
         }
+        let literal = match self.takes(tool, parameter, &json!("")) {
+            true => None,
+            false => literal(trimmed).filter(|value| self.takes(tool, parameter, value)),
+        };
+        literal.unwrap_or_else(|| text.into()).to_string()
     }
 }
 

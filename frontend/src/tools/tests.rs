@@ -181,6 +181,20 @@ fn a_value_is_of_a_type_that_any_part_of_its_schema_names() {
         (&json!({"enum": ["1", "2"]}), "1", json!("1")),
         (&json!({"const": 1}), "1", json!(1)),
         (&circle, "1", json!(1)),
+        (
+            &json!({"type": "object"}),
+            r#"{'a': True, 'b': [None, 1, "it's"]}"#,
+            json!({"a": true, "b": [null, 1, "it's"]}),
+        ),
+        (
+            &json!({"type": "array"}),
+            "('a', -1_000)",
+            json!(["a", -1000]),
+        ),
+        (&json!({"type": "array"}), "{'a': 1}", json!("{'a': 1}")),
+        (&json!({"type": "object"}), "{'a': b}", json!("{'a': b}")),
+        (&any_of, "{'a': 1}", json!("{'a': 1}")),
+        (&json!({}), "{'a': 1}", json!("{'a': 1}")),
     ] {
         let parameters = json!({"type": "object", "properties": {"a": schema}, "$defs": defs});
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});

@@ -21,6 +21,13 @@ pub(super) fn arguments_json(text: &str) -> Option<String> {
     Some(Value::Object(arguments).to_string())
 }
 
+/// Converts the text of one literal; `None` if it is anything else.
+pub(super) fn literal(text: &str) -> Option<Value> {
+    let mut reader = Reader { rest: text };
+    let value = reader.value(0)?;
+    reader.peek().is_none().then_some(value)
+}
+
 struct Reader<'a> {
     rest: &'a str,
 }
