@@ -262,12 +262,21 @@ impl<'a> Vocabulary<'a> {
             "unk_token": self.token("unknown_token_id"),
             "pad_token": self.token("padding_token_id"),
         });
-        let template = match self.header.metadata.get("tokenizer.chat_template") {
-            Some(Value::Text(template)) => Some(template),
+        let template = |key: &str| match self.header.metadata.get(key) {
+            Some(Value::Text(template)) => Some(template.as_str()),
             Some(_) | None => None,
         };
-        if let (Some(template), Some(object)) = (template, json.as_object_mut()) {
-            object.insert("chat_template".into(), template.as_str().into());
+        let tool_use = template("tokenizer.chat_template.tool_use");
+        let templates = match (template("tokenizer.chat_template"), tool_use) {
+            (Some(chat), Some(tool_use)) => json!([
+                {"name": "default", "template": chat},
+                {"name": "tool_use", "template": tool_use},
+            ]),
+            (Some(chat), None) => chat.into(),
+            (None, _) => return json,
+        };
+        if let Some(object) = json.as_object_mut() {
+            object.insert("chat_template".into(), templates);
         }
         json
     }

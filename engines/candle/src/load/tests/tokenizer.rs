@@ -181,8 +181,16 @@ fn sentencepiece_vocabularies_become_tokenizers() {
         ("ggml.bos_token_id", Entry::U32(1)),
         ("ggml.eos_token_id", Entry::U32(2)),
         ("ggml.unknown_token_id", Entry::U32(0)),
+        ("chat_template", text("a")),
+        ("chat_template.tool_use", text("b")),
     ])
     .unwrap();
+    let templates =
+        json!([{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]);
+    assert_eq!(
+        json_of(&files, "tokenizer_config.json")["chat_template"],
+        templates
+    );
     let tokenizer = tokenizer_of(&files);
     assert_eq!(
         ids(&tokenizer, "ab b!<end_of_turn>", true),
