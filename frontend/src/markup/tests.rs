@@ -63,16 +63,32 @@ fn a_call_in_the_thoughts_ends_them() {
 }
 
 #[test]
-fn a_call_of_gemma_ends_the_thoughts() {
-    let text =
-        "<|channel>thought\nI call.<|tool_call>call:get_weather{city:<|\"|>Oslo<|\"|>}<tool_call|>";
-    for pieces in [vec![text], characters(text)] {
-        let message = split(both("gemma4", "gemma4"), pieces);
-        assert_eq!(
-            (message.reasoning.as_str(), message.content.as_str()),
-            ("I call.", "")
-        );
-        assert_eq!(message.tool_calls[0].arguments, r#"{"city": "Oslo"}"#);
+fn a_call_of_gemma_or_kimi_ends_the_thoughts() {
+    let kimi = "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Oslo\"}<|tool_call_end|>";
+    for (name, text) in [
+        (
+            "gemma4",
+            "<|channel>thought\nI call.<|tool_call>call:get_weather{city:<|\"|>Oslo<|\"|>}<tool_call|>"
+                .to_owned(),
+        ),
+        (
+            "kimi_k2",
+            format!(
+                "<think>I call.<|tool_calls_section_begin|>{kimi}<|tool_calls_section_end|>"
+            ),
+        ),
+        ("kimi_k2", format!("<think>I call.{kimi}")),
+    ] {
+        for pieces in [vec![text.as_str()], characters(&text)] {
+            let message = split(both(name, name), pieces);
+            assert_eq!(
+                (message.reasoning.as_str(), message.content.as_str()),
+                ("I call.", ""),
+                "{text}"
+            );
+            let arguments = &message.tool_calls[0].arguments;
+            assert_eq!(arguments, r#"{"city": "Oslo"}"#, "{text}");
+        }
     }
 }
 

@@ -123,7 +123,7 @@ static DIALECTS: &[ReasoningDialect] = &[
     row(
         "kimi_k2",
         &Tags {
-            ends_at: &["<|tool_calls_section_begin|>"],
+            ends_at: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
             ..THINK
         },
     ),
