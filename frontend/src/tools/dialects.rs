@@ -156,6 +156,15 @@ static DIALECTS: &[ToolDialect] = &[
             end: "<tool_call|>",
         },
     ),
+    json(
+        "gigachat3",
+        &JsonMarks {
+            starts: &["function call<|role_sep|>", "<|function_call|>"],
+            ends: &[],
+            ignored: &["<|message_sep|>"],
+            ..TAGGED
+        },
+    ),
     xml(
         "glm45",
         &XmlMarks {
@@ -194,7 +203,7 @@ static DIALECTS: &[ToolDialect] = &[
     json(
         "internlm",
         &JsonMarks {
-            starts: &["<|action_start|><|plugin|>"],
+            starts: &["<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"],
             ends: &["<|action_end|>"],
             ..TAGGED
         },
@@ -337,6 +346,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("gpt-oss", "harmony"),
     ("gpt_oss", "harmony"),
     ("granite4", "hermes"),
+    ("interns1", "internlm"),
     ("jamba", "hunyuan_a13b"),
     ("kimi", "kimi_k2"),
     ("llama", "llama3_json"),
@@ -352,6 +362,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("qwen25", "hermes"),
     ("qwen3_xml", "qwen3_coder"),
     ("step3p5", "qwen3_coder"),
+    ("trinity", "hermes"),
 ];
 
 /// `NAME`

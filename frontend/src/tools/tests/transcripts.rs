@@ -75,6 +75,13 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         &[("now", r#"{"a": 1"#), NOW, NOW],
     ),
     (
+        "gigachat3",
+        "I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}\
+         <|function_call|>{\"name\": \"now\", \"arguments\": {}}",
+        "I look.",
+        TWO,
+    ),
+    (
         "glm45",
         "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n\
          <arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
@@ -180,7 +187,7 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
     (
         "internlm",
         "I look.<|action_start|><|plugin|>\n{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}}<|action_end|>\
-         <|action_start|><|plugin|>{\"name\": \"now\", \"parameters\": {}}<|action_end|>",
+         <|action_start|> <|plugin|>\n{\"name\": \"now\", \"parameters\": {}}<|action_end|>",
         "I look.",
         TWO,
     ),
