@@ -103,6 +103,8 @@ pub(super) struct JsonParser {
     at: usize,
     /// Bytes of white space after `at`, at the beginning of an answer, that were already scanned.
     blank: usize,
+    /// Whether the model was cut off.
+    is_cut: bool,
 }
 
 impl JsonParser {
@@ -117,6 +119,7 @@ impl JsonParser {
             held: String::new(),
             at: 0,
             blank: 0,
+            is_cut: false,
         }
     }
 
@@ -411,6 +414,10 @@ impl MarkupParser for JsonParser {
         self.run(false, out);
     }
 
+    fn cut_short(&mut self) {
+        self.is_cut = true;
+    }
+
     fn finish(&mut self, out: &mut Deltas) {
         self.run(true, out);
         match std::mem::replace(&mut self.state, State::Outside) {
@@ -419,6 +426,7 @@ impl MarkupParser for JsonParser {
                     .push_without(self.marks.all(), object.raw(), out);
             }
             State::Header(text) => self.content.push(&text, out),
+            State::Arguments if !self.is_cut => out.arguments("{}"),
             State::Outside
             | State::Between
             | State::Arguments

@@ -84,6 +84,8 @@ pub(super) struct XmlParser {
     passed: String,
     /// Whether the text has ended.
     is_over: bool,
+    /// Whether the model was cut off.
+    is_cut: bool,
 }
 
 impl XmlParser {
@@ -101,6 +103,7 @@ impl XmlParser {
             held: String::new(),
             passed: String::new(),
             is_over: false,
+            is_cut: false,
         }
     }
 
@@ -381,13 +384,23 @@ impl MarkupParser for XmlParser {
         while self.step(out) {}
     }
 
+    fn cut_short(&mut self) {
+        self.is_cut = true;
+    }
+
+    /// Ends a call whose end the model omitted, unless it was cut off.
     fn finish(&mut self, out: &mut Deltas) {
         self.is_over = true;
         while self.step(out) {}
         let rest = std::mem::take(&mut self.held);
         match &mut self.state {
             State::Outside | State::Name => self.content.push(&rest, out),
-            State::Parameters => self.set_aside(&rest),
+            State::Parameters => {
+                self.set_aside(&rest);
+                if !self.is_cut {
+                    self.close(out);
+                }
+            }
             State::Key => {
                 self.key = std::mem::take(&mut self.passed) + &rest;
                 self.open_parameter(out);
@@ -395,7 +408,12 @@ impl MarkupParser for XmlParser {
             State::Gap => self.open_parameter(out),
             State::Value(value) => {
                 value.push(&rest, |json| out.arguments(json));
-                value.cut_short(out);
+                if self.is_cut {
+                    value.cut_short(out);
+                } else {
+                    value.close(|text| self.tools.guess(&self.name, &self.key, text), out);
+                    self.close(out);
+                }
             }
         }
         self.give_aside(out);

@@ -1,6 +1,7 @@
 //! Calls that are cut short, and text that is not a call.
 
 use super::{ToolDialect, run, seen, tools};
+use crate::markup::testing::characters;
 use crate::markup::{IdStyle, Message, Splitter};
 
 #[test]
@@ -50,6 +51,63 @@ fn a_call_without_a_name_is_content_without_its_markers() {
             (content, vec![]),
             "{name}: {text:?}"
         );
+    }
+}
+
+/// Runs a dialect's parser over a text that was cut off.
+fn run_cut(name: &str, text: &str) -> Message {
+    let parser = ToolDialect::find(name).unwrap().parser(tools());
+    let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
+    let mut message = Message::default();
+    splitter.push(text, |delta| message.add(delta));
+    splitter.cut_short();
+    splitter.finish(|delta| message.add(delta));
+    message
+}
+
+#[test]
+fn a_call_whose_end_the_model_omits_is_whole() {
+    for (name, text, tool, arguments) in [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n",
+            "get_weather",
+            "{\"city\": \"Oslo\"}",
+        ),
+        (
+            "qwen3_coder",
+            "<function=write_file>\n<parameter=path>\na\n</parameter>\n<parameter=text>\nb\n",
+            "write_file",
+            "{\"path\": \"a\", \"text\": \"b\"}",
+        ),
+        (
+            "qwen3_coder",
+            "<function=get_weather><parameter=days>1",
+            "get_weather",
+            "{\"days\": 1}",
+        ),
+        (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n",
+            "get_weather",
+            "{\"city\": \"Oslo\"}",
+        ),
+        (
+            "minimax_m2",
+            "<minimax:tool_call>\n<invoke name=\"now\">\n",
+            "now",
+            "{}",
+        ),
+        ("mistral", "[TOOL_CALLS]now[ARGS]", "now", "{}"),
+    ] {
+        for pieces in [vec![text], characters(text)] {
+            let message = run(name, pieces);
+            assert_eq!(
+                seen(&message),
+                ("", vec![(tool, arguments)]),
+                "{name}: {text:?}"
+            );
+        }
     }
 }
 
@@ -107,7 +165,7 @@ fn a_call_that_is_cut_short_keeps_the_arguments_that_came() {
         ),
     ] {
         assert_eq!(
-            seen(&run(name, [text])),
+            seen(&run_cut(name, text)),
             ("", vec![(tool, arguments)]),
             "{name}: {text:?}"
         );
@@ -125,12 +183,7 @@ fn a_call_that_is_cut_before_its_arguments_has_none() {
             "<|channel|>commentary to=functions.now<|message|>",
         ),
     ] {
-        let parser = ToolDialect::find(name).unwrap().parser(tools());
-        let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
-        let mut message = Message::default();
-        splitter.push(text, |delta| message.add(delta));
-        splitter.cut_short();
-        splitter.finish(|delta| message.add(delta));
+        let message = run_cut(name, text);
         assert_eq!(seen(&message), ("", vec![("now", "")]), "{name}");
     }
 }
@@ -178,7 +231,7 @@ fn text_between_parameters_is_content_behind_the_call_within_bounds() {
     assert_eq!(message.content.len(), content.len() - "é".len());
     assert!(message.content.starts_with("xé") && message.content.ends_with("é Done."));
     assert_eq!(message.tool_calls[0].arguments, r#"{"a": "b", "c": "d"}"#);
-    assert!(message == run("qwen3_coder", crate::markup::testing::characters(&text)));
+    assert!(message == run("qwen3_coder", characters(&text)));
     // A call that is cut short emits it too.
     let text = "<function=now><parameter=a>b</parameter> so <parameter=c";
     assert_eq!(
@@ -215,7 +268,7 @@ fn nesting_without_end_is_read_in_bounded_depth() {
 fn a_name_or_a_call_without_end_is_content() {
     let long = "a".repeat(5_000);
     for text in [format!("<function={long}>"), format!("<function={long}")] {
-        let message = run("qwen3_coder", crate::markup::testing::characters(&text));
+        let message = run("qwen3_coder", characters(&text));
         assert_eq!(message, run("qwen3_coder", [text.as_str()]));
         assert!(message.tool_calls.is_empty() && message.content.starts_with(&long));
     }
