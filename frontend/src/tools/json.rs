@@ -421,9 +421,18 @@ impl MarkupParser for JsonParser {
     fn finish(&mut self, out: &mut Deltas) {
         self.run(true, out);
         match std::mem::replace(&mut self.state, State::Outside) {
-            State::Object(object) => {
-                self.content
-                    .push_without(self.marks.all(), object.raw(), out);
+            State::Object(mut object) => {
+                let is_call = if self.is_bare {
+                    false
+                } else if self.is_cut {
+                    object.cut_short(out)
+                } else {
+                    object.close(out)
+                };
+                if !is_call {
+                    self.content
+                        .push_without(self.marks.all(), object.raw(), out);
+                }
             }
             State::Header(text) => self.content.push(&text, out),
             State::Arguments if !self.is_cut => out.arguments("{}"),

@@ -194,6 +194,11 @@ impl CallObject {
         true
     }
 
+    /// The answer ends within the object. Returns whether the call's name had come; it is then reported.
+    pub(super) fn cut_short(&mut self, out: &mut Deltas) -> bool {
+        self.is_reported || self.report(out)
+    }
+
     /// Unwraps a call in the format of OpenAI's API: `{"type": "function", "function": {...}}`.
     fn unwrap_function(&mut self) {
         let Ok(object) = serde_json::from_str::<Value>(&self.raw) else {

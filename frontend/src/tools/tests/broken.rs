@@ -99,6 +99,7 @@ fn a_call_whose_end_the_model_omits_is_whole() {
             "{}",
         ),
         ("mistral", "[TOOL_CALLS]now[ARGS]", "now", "{}"),
+        ("hermes", "<tool_call>{\"name\": \"now\"", "now", "{}"),
     ] {
         for pieces in [vec![text], characters(text)] {
             let message = run(name, pieces);
@@ -175,6 +176,7 @@ fn a_call_that_is_cut_short_keeps_the_arguments_that_came() {
 #[test]
 fn a_call_that_is_cut_before_its_arguments_has_none() {
     for (name, text) in [
+        ("hermes", "<tool_call>{\"name\": \"now\", \"argum"),
         ("mistral", "[TOOL_CALLS]now[ARGS]"),
         ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>"),
         ("qwen3_coder", "<function=now>"),
