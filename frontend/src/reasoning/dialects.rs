@@ -128,6 +128,20 @@ static DIALECTS: &[ReasoningDialect] = &[
         },
     ),
     row(
+        "kimi_k3",
+        &Tags {
+            start: "<|open|>think<|sep|>",
+            end: "<|close|>think<|sep|>",
+            ends_at: &["<|open|>response<|sep|>", "<|open|>tools<|sep|>"],
+            dropped: &[
+                "<|open|>response<|sep|>",
+                "<|close|>response<|sep|>",
+                "<|close|>message<|sep|>",
+            ],
+            ..THINK
+        },
+    ),
+    row(
         "minimax_m2",
         &Tags {
             ends_at: &["<minimax:tool_call>"],

@@ -78,6 +78,18 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes ◁/thi",
     ),
     ("kimi_k2", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>",
+        "Hm.",
+        "Yes.",
+    ),
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>Hm.<|open|>response<|sep|>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
     ("minimax_m2", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
     (
         "mistral",

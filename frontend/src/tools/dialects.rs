@@ -221,6 +221,26 @@ static DIALECTS: &[ToolDialect] = &[
             is_bare: false,
         },
     ),
+    xml(
+        "kimi_k3",
+        &XmlMarks {
+            ignored: &[
+                "<|open|>tools<|sep|>",
+                "<|close|>tools<|sep|>",
+                "<|open|>response<|sep|>",
+                "<|close|>response<|sep|>",
+                "<|close|>message<|sep|>",
+            ],
+            call: "<|open|>call tool=\"",
+            name_end: Some("<|sep|>"),
+            call_end: "<|close|>call<|sep|>",
+            key: "<|open|>argument key=\"",
+            key_end: "\"",
+            value: Some("<|sep|>"),
+            value_end: "<|close|>argument<|sep|>",
+            ..INVOKES
+        },
+    ),
     pythonic(
         "lfm2",
         &PythonicMarks {

@@ -172,7 +172,9 @@ impl XmlParser {
             (None, None) => return false,
         };
         let text = self.cut(taken);
-        text[..len].trim().clone_into(&mut self.name);
+        // Other attributes may follow the name.
+        let name = text[..len].split('"').next().unwrap_or_default();
+        name.trim().clone_into(&mut self.name);
         self.keys.clear();
         self.state = if self.name.is_empty() {
             State::Outside
@@ -286,9 +288,10 @@ impl XmlParser {
     fn begin_value(&mut self, attributes: &str, out: &mut Deltas) {
         self.open_parameter(out);
         out.arguments(": ");
-        let is_text = if attributes.contains("string=\"true\"") {
+        let has = |attribute: &str| attributes.contains(attribute);
+        let is_text = if has("string=\"true\"") || has("type=\"string\"") {
             true
-        } else if attributes.contains("string=\"false\"") {
+        } else if has("string=\"false\"") || has("type=\"") {
             false
         } else {
             self.tools.is_text(&self.name, &self.key)
@@ -426,5 +429,5 @@ impl MarkupParser for XmlParser {
 }
 
 fn is_closing(marker: &&str) -> bool {
-    marker.contains('/')
+    marker.contains('/') || marker.contains("|close|")
 }

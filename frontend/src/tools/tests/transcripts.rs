@@ -200,6 +200,23 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "kimi_k3",
+        "<|open|>response<|sep|>I look.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"get_weather\" index=\"1\"<|sep|>\
+         <|open|>argument key=\"city\" type=\"string\"<|sep|>Oslo<|close|>argument<|sep|>\
+         <|open|>argument key=\"days\" type=\"number\"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>\
+         <|open|>call tool=\"now\" index=\"2\"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        "I look.",
+        TWO,
+    ),
+    // The attribute is before the schema, which has no such parameter.
+    (
+        "kimi_k3",
+        "<|open|>call tool=\"now\" index=\"1\"<|sep|><|open|>argument key=\"a\" type=\"string\"<|sep|>1 <|sep|> 2<|close|>argument<|sep|>\
+         <|open|>argument key=\"b\" type=\"object\"<|sep|>{\"c\": 1}<|close|>argument<|sep|><|close|>tools<|sep|>",
+        "",
+        &[("now", r#"{"a": "1 <|sep|> 2", "b": {"c": 1}}"#)],
+    ),
+    (
         "lfm2",
         "<|tool_call_start|>[get_weather(city=\"Oslo\", days=3), now()]<|tool_call_end|>Looking.",
         "Looking.",
