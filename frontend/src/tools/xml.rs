@@ -149,7 +149,7 @@ impl XmlParser {
     /// The name ends at any marker, or at white space if the dialect has no marker for it.
     fn name(&mut self, out: &mut Deltas) -> bool {
         let marks = self.marks;
-        let own = [marks.call_end, marks.key, marks.call];
+        let own = [marks.call_end, marks.key, marks.call, marks.value_end];
         let others = own.into_iter().chain(marks.ignored.iter().copied());
         let (len, taken) = match scan(&self.held, marks.name_end.into_iter().chain(others)) {
             Scan::Marker { which, start, end } => {
@@ -250,7 +250,9 @@ impl XmlParser {
         let Some(text) = self.cut_to(self.marks.key_end) else {
             return false;
         };
-        text.trim().clone_into(&mut self.key);
+        // Some models write the mark twice.
+        let key = text.rsplit(self.marks.key).next().unwrap_or_default();
+        key.trim().clone_into(&mut self.key);
         if self.marks.value.is_some() {
             self.state = State::Gap;
         } else {
@@ -260,11 +262,34 @@ impl XmlParser {
     }
 
     fn gap(&mut self, out: &mut Deltas) -> bool {
-        let Some(attributes) = self.marks.value.and_then(|mark| self.cut_to(mark)) else {
+        let Some(mark) = self.marks.value else {
             return false;
         };
-        self.begin_value(&attributes, out);
-        true
+        match scan(&self.held, [mark, self.marks.value_end]) {
+            Scan::Marker {
+                which: 0,
+                start,
+                end,
+            } => {
+                let mut attributes = std::mem::take(&mut self.passed);
+                attributes.push_str(&self.held[..start]);
+                self.held.drain(..end);
+                self.begin_value(&attributes, out);
+                true
+            }
+            // The model omitted the mark: what came is the value.
+            Scan::Marker { .. } => {
+                let passed = std::mem::take(&mut self.passed);
+                self.held.insert_str(0, &passed);
+                self.begin_value("", out);
+                true
+            }
+            Scan::Text { sure } => {
+                self.passed.push_str(&self.held[..sure]);
+                self.held.drain(..sure);
+                false
+            }
+        }
     }
 
     /// The text up to `mark`, which is consumed too; `None` if it has not come yet.

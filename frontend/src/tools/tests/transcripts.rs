@@ -95,6 +95,14 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "",
         TWO,
     ),
+    // Marks that are missing, doubled or at a wrong place, as the model writes them under load.
+    (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key>Oslo</arg_value><arg_key><arg_key>days</arg_key></arg_key><arg_value>3</arg_value>\
+         </tool_call><tool_call>now</arg_value></tool_call>",
+        "",
+        TWO,
+    ),
     (
         "granite",
         "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
