@@ -1,10 +1,13 @@
 //! The parser for dialects that write a call as a name and an object whose keys are bare and whose strings are between marks:
 //! `call:get_weather{city:<escape>Oslo<escape>,days:3}`.
+//!
+//! Quantized models deviate from it in ways that are read, too: round brackets around the arguments, `=` after a key, strings in
+//! quotes, and a name without `call`.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::markup::{Deltas, MarkupParser, Prose, Scan, ValueScan, ValueStep, scan};
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan};
 
 /// A dialect of this kind.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,8 +30,8 @@ impl KeyedMarks {
     }
 }
 
-/// Precedes the name.
-const KIND: &str = "call:";
+/// What precedes the name.
+const KINDS: [&str; 2] = ["call:", ":"];
 
 /// A name longer than this (in bytes) is not a name but content.
 const MAX_NAME_BYTES: usize = 1024;
@@ -36,7 +39,7 @@ const MAX_NAME_BYTES: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Outside,
-    /// After a start, up to the brace that opens the arguments.
+    /// After a start, up to the bracket that opens the arguments.
     Name,
     Arguments,
 }
@@ -89,17 +92,18 @@ impl KeyedParser {
         }
     }
 
-    /// Text before the brace that is not a name is content.
+    /// Text before the bracket that is not a name is content.
     fn name(&mut self, is_end: bool, out: &mut Deltas) -> bool {
         let [quote, start, end] = self.marks.all();
-        let (len, is_opened) = match scan(&self.held, ["{", quote, start, end]) {
-            Scan::Marker { which, start, .. } => (start, which == 0),
+        let (len, is_opened) = match scan(&self.held, ["{", "(", quote, start, end]) {
+            Scan::Marker { which, start, .. } => (start, which < 2),
             // Independent of how the text is cut: the certain part grows up to the marker.
             Scan::Text { sure } if sure <= MAX_NAME_BYTES && !is_end => return false,
             Scan::Text { sure } => (sure, false),
         };
         let text = self.held[..len].trim();
-        let name = text.strip_prefix(KIND).unwrap_or(text).trim();
+        let name = KINDS.iter().find_map(|kind| text.strip_prefix(kind));
+        let name = name.unwrap_or(text).trim();
         let is_name = !name.is_empty() && !name.contains(char::is_whitespace);
         if !is_opened || len > MAX_NAME_BYTES || !is_name {
             self.state = State::Outside;
@@ -134,7 +138,7 @@ impl KeyedParser {
         match marker {
             None => return false,
             Some((QUOTE, _)) => self.arguments.quote(out),
-            // The call ends without its last brace.
+            // The call ends without its last bracket.
             Some((which, _)) => {
                 self.arguments.end_word(out);
                 self.content.markup();
@@ -171,8 +175,10 @@ impl MarkupParser for KeyedParser {
 /// Converts a call's arguments to JSON as they arrive.
 #[derive(Debug, Default)]
 struct Arguments {
-    /// Whether each open bracket is a brace, the innermost last.
+    /// Whether each open bracket is of an object, the innermost last.
     open: Vec<bool>,
+    /// Whether the outermost bracket is round.
+    is_round: bool,
     /// Whether a key comes next.
     is_key: bool,
     /// Whether the innermost object or list is still empty.
@@ -183,8 +189,10 @@ struct Arguments {
     word: String,
     /// Whether the next text is in a string between marks.
     is_in_text: bool,
-    /// Follows a string in JSON's own quotes, which some models write.
-    quoted: Option<ValueScan>,
+    /// The quote that ends the current string, which is not between marks.
+    quoted: Option<char>,
+    /// Whether a backslash came in it.
+    is_escaped: bool,
 }
 
 impl Arguments {
@@ -192,11 +200,10 @@ impl Arguments {
         self.is_in_text || self.quoted.is_some()
     }
 
-    /// Takes text without markers. Returns the length up to the last brace, if that came.
+    /// Takes text without markers. Returns the length up to the last bracket, if that came.
     fn take_all(&mut self, text: &str, out: &mut Deltas) -> Option<usize> {
         if self.is_in_text {
-            let json = Value::from(text).to_string();
-            out.arguments(&json[1..json.len() - 1]);
+            write_text(text, out);
             return None;
         }
         let mut characters = text.char_indices();
@@ -204,52 +211,78 @@ impl Arguments {
         last.map(|(at, c)| at + c.len_utf8())
     }
 
-    /// Takes a character outside of strings between marks. Returns whether it is the last brace.
+    /// Takes a character outside of strings between marks. Returns whether it is the last bracket.
     fn take(&mut self, c: char, out: &mut Deltas) -> bool {
-        let mut bytes = [0; 4];
-        if let Some(string) = &mut self.quoted {
-            out.arguments(c.encode_utf8(&mut bytes));
-            if string.take(c) == ValueStep::Last {
-                self.quoted = None;
-            }
+        if let Some(quote) = self.quoted {
+            self.take_quoted(c, quote, out);
             return false;
         }
+        let is_outermost = self.open.len() == 1;
         match c {
-            '{' | '[' => {
-                self.end_word(out);
-                self.begin(out);
-                out.arguments(c.encode_utf8(&mut bytes));
-                self.open.push(c == '{');
-                self.is_key = c == '{';
-                self.is_empty = true;
+            '(' if self.open.is_empty() => {
+                self.is_round = true;
+                self.open("{", out);
             }
-            '}' | ']' => {
-                self.end_word(out);
-                out.arguments(c.encode_utf8(&mut bytes));
-                self.open.pop();
-                (self.is_key, self.is_empty, self.has_comma) = (false, false, false);
-                return self.open.is_empty();
-            }
+            ')' if self.is_round && is_outermost => return self.close("}", out),
+            '{' => self.open("{", out),
+            '[' => self.open("[", out),
+            '}' => return self.close("}", out),
+            ']' => return self.close("]", out),
             ',' => {
                 self.end_word(out);
                 self.has_comma = !self.is_empty;
                 self.is_key = self.open.last() == Some(&true);
             }
-            ':' if self.is_key => {
+            ':' | '=' if self.is_key => {
                 self.end_word(out);
                 out.arguments(": ");
                 self.is_key = false;
             }
-            '"' if self.word.trim().is_empty() => {
+            '"' | '\'' if self.word.trim().is_empty() => {
                 self.begin(out);
                 out.arguments("\"");
-                let mut string = ValueScan::default();
-                string.take(c);
-                self.quoted = Some(string);
+                self.quoted = Some(c);
             }
             _ => self.word.push(c),
         }
         false
+    }
+
+    fn open(&mut self, bracket: &str, out: &mut Deltas) {
+        self.end_word(out);
+        self.begin(out);
+        out.arguments(bracket);
+        self.is_key = bracket == "{";
+        self.is_empty = true;
+        self.open.push(self.is_key);
+    }
+
+    /// Returns whether it was the last bracket.
+    fn close(&mut self, bracket: &str, out: &mut Deltas) -> bool {
+        self.end_word(out);
+        out.arguments(bracket);
+        self.open.pop();
+        (self.is_key, self.is_empty, self.has_comma) = (false, false, false);
+        self.open.is_empty()
+    }
+
+    /// Takes a character of a string in quotes, with escapes as in JSON.
+    fn take_quoted(&mut self, c: char, quote: char, out: &mut Deltas) {
+        let mut bytes = [0; 4];
+        let text = c.encode_utf8(&mut bytes);
+        if std::mem::take(&mut self.is_escaped) {
+            if c != '\'' {
+                out.arguments("\\");
+            }
+            out.arguments(text);
+        } else if c == '\\' {
+            self.is_escaped = true;
+        } else if c == quote {
+            out.arguments("\"");
+            self.quoted = None;
+        } else {
+            write_text(text, out);
+        }
     }
 
     /// Takes a mark: a string begins or ends.
@@ -270,7 +303,8 @@ impl Arguments {
         self.is_empty = false;
     }
 
-    /// Writes the bare text, if there is any: numbers, true, false and null as they are, anything else as a string.
+    /// Writes the bare text, if there is any: numbers, true, false and null as they are, Python's words as JSON's, anything else
+    /// as a string.
     fn end_word(&mut self, out: &mut Deltas) {
         let word = std::mem::take(&mut self.word);
         let word = word.trim();
@@ -281,9 +315,16 @@ impl Arguments {
         let is_value = !self.is_key;
         let json = match word {
             "None" if is_value => "null".to_owned(),
+            "True" | "False" if is_value => word.to_lowercase(),
             _ if is_value && serde_json::from_str::<IgnoredAny>(word).is_ok() => word.to_owned(),
             _ => Value::from(word).to_string(),
         };
         out.arguments(&json);
     }
+}
+
+/// Writes a part of a string.
+fn write_text(text: &str, out: &mut Deltas) {
+    let json = Value::from(text).to_string();
+    out.arguments(&json[1..json.len() - 1]);
 }

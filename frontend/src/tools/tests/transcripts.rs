@@ -67,6 +67,22 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
             r#"{"path": "a, \"b\"", "text": "{\n\"c\": <tool_call|>}", "options": {"k": [1, -2.5, null, {}], "t": ["x", []]}, "is_new": true, "note": "10:30 h"}"#,
         )],
     ),
+    // What quantized models write.
+    (
+        "gemma4",
+        "<|tool_call>call:get_weather(city: \"Oslo\", days=3)<tool_call|><|tool_call>:now{}<tool_call|>",
+        "",
+        TWO,
+    ),
+    (
+        "gemma4",
+        "<|tool_call>call:write_file{text:<|\"|>a<|\"|>,options={'k':['it\\'s \"b\"\n', \"c\\n\"]}}<tool_call|>",
+        "",
+        &[(
+            "write_file",
+            r#"{"text": "a", "options": {"k": ["it's \"b\"\n", "c\n"]}}"#,
+        )],
+    ),
     // A call without its last brace, and one without its end marker.
     (
         "gemma4",
