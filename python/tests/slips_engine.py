@@ -16,6 +16,13 @@ class Stray(BaseException):
     """An exception that is not an `Exception`."""
 
 
+class Untold(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("it is not known")
+
+
 class Single:
     """An async iterator that is not a generator."""
 
@@ -59,6 +66,8 @@ class SlipsEngine(LLMEngine):
             raise SystemExit(3)
         if what == "stray":
             raise Stray("from afar")
+        if what == "untold":
+            raise Untold
         if what == "interrupt":
             raise KeyboardInterrupt
         if what == "number":

@@ -16,6 +16,7 @@ from genset._bridge import Bridge
 from genset._client import ResponseStream
 from genset._frames import pack
 from genset._handler import Answering, Plain
+from genset.exceptions import Internal
 from genset.llm import Tokens
 
 
@@ -204,6 +205,28 @@ def test_a_handler_that_exits_ends_its_request_alone() -> None:
         answering.on_call(cast(Any, call))
         assert await answering.idle(60)
         assert call.error()["message"] == "SystemExit: 3"
+
+    asyncio.run(main())
+
+
+class Untold(Exception):
+    """Has no text, as exceptions whose `__str__` returns a number."""
+
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("error", [Untold(), Internal(cast(str, Untold()))])
+def test_an_error_whose_text_cannot_be_had_ends_its_request(error: Exception) -> None:
+    async def main() -> None:
+        async def fail(request: Any) -> Any:
+            raise error
+
+        answering = Answering(cast(Bridge, FakeBridge()), "e", fail, Plain("e"))
+        call = FakeCall("a")
+        answering.on_call(cast(Any, call))
+        assert await answering.idle(60)
+        assert call.error()["message"].endswith("<its text is not available>")
 
     asyncio.run(main())
 

@@ -45,6 +45,7 @@ def answer(worker: WorkerStub, stream: int, what: str) -> Any:
 def test_an_exit_and_a_stray_exception_end_their_requests_alone(worker: WorkerStub) -> None:
     assert answer(worker, 2, "exit") == "SystemExit: 3"
     assert answer(worker, 3, "stray") == "Stray: from afar"
+    assert answer(worker, 5, "untold") == "Untold: <its text is not available>"
     assert answer(worker, 4, "nothing")[0]["finished"]["reason"] == "length"
 
 

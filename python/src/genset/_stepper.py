@@ -14,7 +14,7 @@ from genset._convert import TOKEN_PREFIX, Answer, request_from_wire
 from genset._frames import Kind, encode, encode_batches, pack
 from genset._stream import Stream, as_engine_error, check_size
 from genset.batch import BatchEngine, StepOutput, as_chunk
-from genset.exceptions import EngineError, EngineShutdown, Internal
+from genset.exceptions import EngineError, EngineShutdown, Internal, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Stepper:
             self._is_over = True
             logger.exception("the thread that takes the steps ended")
             self._end_all(Internal(f"the thread that takes the steps ended: {type(error).__name__}"))
-            self._engine.worker.report_dead(f"the thread that takes the steps ended: {type(error).__name__}: {error}")
+            self._engine.worker.report_dead(f"the thread that takes the steps ended: {type(error).__name__}: {text_of(error)}")
 
     def _turn(self) -> Turn:
         """Takes a step, if there is one to take."""

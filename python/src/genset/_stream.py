@@ -9,7 +9,7 @@ from typing import Any
 
 from genset._frames import pack
 from genset.engine import Context
-from genset.exceptions import EngineError, Internal
+from genset.exceptions import EngineError, Internal, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -109,4 +109,4 @@ def as_engine_error(error: BaseException) -> EngineError:
     if isinstance(error, EngineError):
         return error
     logger.warning("a request failed with an exception that is no genset error", exc_info=True)
-    return Internal(f"{type(error).__name__}: {error}")
+    return Internal(f"{type(error).__name__}: {text_of(error)}")

@@ -49,9 +49,17 @@ class EngineError(Exception):
         return {"kind": self.kind, "message": _text(self.message), "details": details}
 
 
+def text_of(value: object) -> str:
+    """The value as text, also if its `__str__` fails."""
+    try:
+        return str(value)
+    except Exception:
+        return "<its text is not available>"
+
+
 def _text(value: object) -> str:
     """Makes a text valid UTF-8: lone surrogates, as at the end of cut texts, are escaped."""
-    return str(value).encode("utf-8", "backslashreplace").decode()
+    return text_of(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _seconds(value: Any) -> float | None:
