@@ -18,6 +18,7 @@ from test_llm import ask, frontend, until_known
 
 from genset import exceptions, sdk
 from genset._checks import checker
+from genset._values import decode, encode
 from genset.dynamo.sdk import DYNAMO_IMAGE, async_on_start, dynamo_endpoint
 from genset.dynamo.sdk import service as dynamo_service
 from genset.llm import ModelType, register_llm
@@ -405,6 +406,21 @@ def test_a_dataclass_of_pydantic_s_is_checked_by_pydantic() -> None:
     assert check({"sizes": [{"number": "4"}]}) == Box([Size(4)])
     with pytest.raises(exceptions.InvalidArgument, match=r"sizes\.0\.number: .*greater than 0"):
         check({"sizes": [{"number": 0}]})
+
+
+class Aliased(BaseModel):
+    sender: str = pydantic.Field(alias="from")
+    inner: list[Aliased] = []
+
+
+def test_a_model_whose_fields_have_aliases_arrives_as_it_was_sent() -> None:
+    check = checker(Aliased, reads_json=True)
+    assert check is not None
+    whole = Aliased.model_validate({"from": "a", "inner": [{"from": "b"}]})
+    assert check(decode(encode(whole, "an answer"))) == whole
+    assert check({"from": "a", "inner": [{"from": "b"}]}) == check(whole.model_dump_json()) == whole
+    with pytest.raises(exceptions.InvalidArgument, match="inner.0.from: Field required"):
+        check({"sender": "a", "inner": [{}]})
 
 
 def test_a_spec_says_what_the_class_has() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import functools
+import inspect
 import json
 import logging
 import os
@@ -179,9 +180,19 @@ def _one_of(hints: Sequence[Any], value: Any, at: str) -> Any:
     return _fitted(others[-1], value, at)
 
 
-def _validated(validate: Callable[[Any], Any], value: Any, at: str) -> Any:
+@functools.cache
+def _names_too(validate: Callable[..., Any]) -> dict[str, bool]:
+    """Arguments that let pydantic, from 2.11 on, take a field by its name as well as by its alias: models are sent with the names."""
     try:
-        return validate(value)
+        is_known = "by_name" in inspect.signature(validate).parameters
+    except ValueError:  # A C callable with an unknown signature.
+        is_known = False
+    return {"by_alias": True, "by_name": True} if is_known else {}
+
+
+def _validated(validate: Callable[..., Any], value: Any, at: str) -> Any:
+    try:
+        return validate(value, **_names_too(validate))
     except ValueError as error:
         errors: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
         first: dict[str, Any] = errors()[0] if errors is not None else {"loc": (), "msg": str(error)}
