@@ -206,14 +206,16 @@ def _built(of: Any, value: Any, at: str) -> Any:
     if not isinstance(value, dict):
         raise InvalidArgument(f"must be a map with the fields of {of.__name__}", field=at or "request")
     fields = {field.name: field for field in dataclasses.fields(of) if field.init}
+    # A dataclass is sent with the fields that it computes itself.
+    computed = {field.name for field in dataclasses.fields(of) if not field.init}
     for name in value:
-        if name not in fields:
+        if name not in fields and name not in computed:
             raise InvalidArgument(f"{of.__name__} has no such field", field=_within(at, name))
     for name, field in fields.items():
         if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InvalidArgument("Field required", field=_within(at, name))
     hints = _hints_of_fields(of)
-    made = {name: _fitted(hints.get(name), item, _within(at, name)) for name, item in value.items()}
+    made = {name: _fitted(hints.get(name), item, _within(at, name)) for name, item in value.items() if name in fields}
     try:
         return of(**made)
     except (TypeError, ValueError) as error:
