@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import datetime
 import json
 import urllib.error
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -421,6 +423,21 @@ def test_a_model_whose_fields_have_aliases_arrives_as_it_was_sent() -> None:
     assert check({"from": "a", "inner": [{"from": "b"}]}) == check(whole.model_dump_json()) == whole
     with pytest.raises(exceptions.InvalidArgument, match="inner.0.from: Field required"):
         check({"sender": "a", "inner": [{}]})
+
+
+class Job(BaseModel):
+    number: uuid.UUID
+    at: datetime.datetime
+    took: datetime.timedelta
+
+
+def test_a_model_of_dates_and_the_like_arrives_as_it_was_sent() -> None:
+    job = Job(number=uuid.UUID(int=7), at=datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc), took=datetime.timedelta(seconds=3))
+    sent = decode(encode({"jobs": [job]}, "a request"))
+    assert sent.jobs[0].number == str(job.number)
+    check = checker(Job)
+    assert check is not None
+    assert check(sent.jobs[0]) == job
 
 
 def test_a_spec_says_what_the_class_has() -> None:

@@ -46,6 +46,12 @@ def _plain(value: Any) -> Any:
     )
 
 
+def _as_json(value: Any) -> Any:
+    """As `_plain`, but models are as JSON has them, with texts for dates, UUIDs and the like, which pydantic reads again."""
+    dump = getattr(value, "model_dump", None)
+    return _plain(value) if dump is None else dump(mode="json")
+
+
 _UNFIT = (TypeError, ValueError, OverflowError)
 _DEEPEST_NAMED = 16
 """The most levels of nesting that an error names."""
@@ -73,9 +79,12 @@ def encode(value: Any, what: str, *, has_single_floats: bool = False) -> bytes:
     try:
         packed = msgpack.packb(value, default=_plain, use_single_float=has_single_floats)
     except _UNFIT as error:
-        field = ".".join(_fault(value))
-        at = f"{field}: " if field else ""
-        raise TypeError(f"{what}: {at}{error}") from error
+        try:
+            packed = msgpack.packb(value, default=_as_json, use_single_float=has_single_floats)
+        except _UNFIT:
+            field = ".".join(_fault(value))
+            at = f"{field}: " if field else ""
+            raise TypeError(f"{what}: {at}{error}") from error
     assert isinstance(packed, bytes)
     return packed
 
