@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import types
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from genset import EngineConfig, WorkerConfig
+from genset._frames import pack, unpack
 from genset.exceptions import InvalidArgument
 from genset.llm import ModelType, register_llm
 from genset.runtime import _flag
@@ -119,6 +122,21 @@ def test_options_of_the_network_are_written_as_flags() -> None:
     assert _flag("wire_port", 7480) == "--wire-port=7480"
     assert _flag("discovery_shared", True) == "--discovery-shared=true"
     assert _flag("etcd_endpoints", ["http://a:2379", "http://b:2379"]) == "--etcd-endpoints=http://a:2379,http://b:2379"
+
+
+def test_paths_may_be_of_pathlib(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "template").touch()
+    paths: dict[str, Any] = {"model_path": tmp_path / "model", "custom_jinja_template": tmp_path / "template"}
+    config = WorkerConfig(**paths)
+    assert (config.model_path, config.custom_jinja_template) == (str(tmp_path / "model"), str(tmp_path / "template"))
+    models: dict[str, Any] = {}
+    runtime = types.SimpleNamespace(_services=[], _models=models, worker_id=7)
+    endpoint = types.SimpleNamespace(name="a.b.c", path=("a", "b", "c"), runtime=runtime)
+    path, template = paths["model_path"], paths["custom_jinja_template"]
+    asyncio.run(register_llm(ModelType.Backend, cast(Any, endpoint), path, custom_template_path=template))
+    spec = unpack(pack(models["a.b.c"]._spec))
+    assert (spec["model_path"], spec["chat_template"], spec["engine"]["model"]) == (str(path), str(template), "model")
 
 
 def test_a_config_of_a_worker_is_refused_where_it_is_made() -> None:

@@ -6,6 +6,7 @@ import abc
 import asyncio
 import dataclasses
 import math
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Union
@@ -230,9 +231,12 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(WorkerConfig):
-            if getattr(self, field.name) is None and field.default is not dataclasses.MISSING:
+            value = getattr(self, field.name)
+            if value is None and field.default is not dataclasses.MISSING:
                 # The option was not given.
                 setattr(self, field.name, field.default)
+            elif isinstance(value, os.PathLike):
+                setattr(self, field.name, os.fspath(value))
         self.component = self.component or ("backend" if self.role == "aggregated" else self.role)
         check_values(WorkerConfig, vars(self), {"role": ROLES}, {"context_length": 1})
         for kind in self.endpoint_types.split(",") if self.endpoint_types else []:

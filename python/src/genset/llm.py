@@ -144,6 +144,8 @@ async def register_llm(
     if endpoint.name in runtime._models:
         raise InvalidArgument(f"{endpoint.name} has a model already: give the second one an endpoint of its own")
     has_bodies = bool(model_type & _BODIES)
+    # A path may be given as a `pathlib.Path`.
+    model_path = os.fspath(model_path)
     name = model_name or _model_files.name_of(model_path)
     folder = await asyncio.to_thread(_find, model_path, has_bodies)
     if sampling is None and model_type is ModelType.Backend:
@@ -191,7 +193,7 @@ async def register_llm(
         user_data=user_data,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
-        chat_template=custom_template_path,
+        chat_template=None if custom_template_path is None else os.fspath(custom_template_path),
         max_running=max_running_requests,
         max_waiting=max_waiting_requests,
         request_timeout_s=request_timeout,
