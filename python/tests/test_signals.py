@@ -44,3 +44,17 @@ def test_a_signal_ends_a_function_that_goes_on_after_its_own_shutdown() -> None:
         assert running.result() is None
 
     asyncio.run(main())
+
+
+def test_a_signal_drains_all_programs_of_a_loop() -> None:
+    async def main() -> None:
+        runtimes = [Runtime(cast(Bridge, FakeBridge())) for _ in range(2)]
+        running = [asyncio.ensure_future(_run(each, asyncio.Event().wait())) for each in runtimes]
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGTERM)
+        _, going_on = await asyncio.wait(running, timeout=30)
+        assert not going_on
+        assert all(each.is_draining for each in runtimes)
+
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

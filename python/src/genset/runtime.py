@@ -24,7 +24,7 @@ import inspect
 import logging
 import signal
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar, cast, overload
 
 from genset import _logging
@@ -461,24 +461,47 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
         endings.append(loop.create_task(end()))
         runtime.begin_shutdown()
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        # Only the main thread's loop handles signals; in other threads they are not ours.
-        with contextlib.suppress(RuntimeError, ValueError):
-            loop.add_signal_handler(number, on_signal, number.name)
     try:
-        return await task
+        with _told_of_signals(loop, on_signal):
+            return await task
     except asyncio.CancelledError:
         if not runtime.is_draining:
             raise
         return None
     finally:
-        for number in signals:
-            with contextlib.suppress(RuntimeError, ValueError):
-                loop.remove_signal_handler(number)
         for ending in endings:
             ending.cancel()
         await runtime.shutdown()
+
+
+_on_signals: list[Callable[[str], None]] = []
+"""What the programs on the main thread's loop do at a signal. A loop has one handler for each signal, and may run several programs, such
+as two `genset.backend.Worker`s."""
+
+
+@contextlib.contextmanager
+def _told_of_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[str], None]) -> Iterator[None]:
+    """Calls `on_signal` with the name of a signal that ends programs."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    # Only the main thread's loop handles signals; in other threads they are not ours.
+    with contextlib.suppress(RuntimeError, ValueError):
+        for number in signals:
+            loop.add_signal_handler(number, _tell_all, number.name)
+        _on_signals.append(on_signal)
+    try:
+        yield
+    finally:
+        if on_signal in _on_signals:
+            _on_signals.remove(on_signal)
+            if not _on_signals:
+                for number in signals:
+                    with contextlib.suppress(RuntimeError, ValueError):
+                        loop.remove_signal_handler(number)
+
+
+def _tell_all(name: str) -> None:
+    for on_signal in tuple(_on_signals):
+        on_signal(name)
 
 
 def start_logging() -> None:
