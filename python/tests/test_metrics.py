@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,18 @@ def test_labels_are_published_as_texts() -> None:
     metrics.gauge("g", "G", rank=1)
     metrics.histogram("h", "H", [1.0], rank=2)
     assert [sample["labels"] for sample in metrics.samples()] == [{"rank": "0"}, {"rank": "1"}, {"rank": "2"}]
+
+
+def test_values_are_published_as_floats() -> None:
+    metrics = Metrics()
+    metrics.gauge("is_loaded", "1 once it is").set(True)
+    half: Any = Fraction(1, 2)
+    metrics.counter("c_total", "C").add(half)
+    metrics.histogram("h", "H", [half]).observe(half)
+    gauge, counter, histogram = metrics.samples()
+    assert (gauge["value"], counter["value"], histogram["sum"], histogram["buckets"][0]) == (1.0, 0.5, 0.5, (0.5, 1))
+    values = (gauge["value"], counter["value"], histogram["sum"], histogram["buckets"][0][0])
+    assert [type(value) for value in values] == [float] * 4
 
 
 def test_threads_lose_no_observation() -> None:

@@ -36,7 +36,7 @@ class Counter:
         if amount < 0:
             raise ValueError("a counter only grows")
         with self._lock:
-            self._value += amount
+            self._value += float(amount)
 
     def sample(self) -> Metric:
         """The series' current value."""
@@ -52,7 +52,8 @@ class Gauge:
 
     def set(self, value: float) -> None:
         """Sets the value. Any thread may call it."""
-        self._value = value
+        # A bool, or a number of another library, would make the worker drop all series published with this one.
+        self._value = float(value)
 
     def sample(self) -> Metric:
         """The series' current value."""
@@ -63,7 +64,7 @@ class Histogram:
     """Counts observations by bucket."""
 
     def __init__(self, name: str, help: str, labels: Mapping[str, object], bounds: Sequence[float]) -> None:
-        finite = [bound for bound in bounds if bound != math.inf]
+        finite = [float(bound) for bound in bounds if bound != math.inf]
         if finite != sorted(set(finite)) or any(math.isnan(bound) for bound in finite):
             raise ValueError("bounds must rise")
         self._head = _head("histogram", name, help, labels)
@@ -76,7 +77,7 @@ class Histogram:
         """Counts an observation. Any thread may call it."""
         with self._lock:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1
-            self._sum += value
+            self._sum += float(value)
 
     def sample(self) -> Metric:
         """The series' current value."""
