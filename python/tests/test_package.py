@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import json
@@ -19,7 +20,7 @@ import pytest
 from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions, frontend, sample_main
 from genset._convert import Answer, request_from_wire, request_to_wire
 from genset._declared import completed
-from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find, is_gguf, name_of
+from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find, is_gguf, locate, name_of
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
 from genset.engine import USUAL_SAMPLING
 from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
@@ -335,6 +336,27 @@ def test_what_the_cache_lacks_is_pulled(
     binary.write_text("#!/bin/sh\nexit 7\n")
     with pytest.raises(exceptions.InvalidArgument, match="`genset pull` ended with exit code 7"):
         find("Some/Model")
+
+
+def test_a_download_ends_with_the_task_that_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary, begun = tmp_path / "genset", tmp_path / "genset.begun"
+    os.mkfifo(begun)
+    steps = ['trap \'echo > "$0.ended"; exit 1\' TERM', 'echo > "$0.begun"', "for _ in $(seq 1000); do sleep 0.05; done"]
+    binary.write_text("\n".join(["#!/bin/sh", *steps, ""]))
+    binary.chmod(0o755)
+    monkeypatch.setenv(BINARY_VARIABLE, str(binary))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    async def main() -> None:
+        locating = asyncio.ensure_future(locate("Some/Model"))
+        await asyncio.to_thread(begun.read_text)
+        locating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await locating
+
+    # At its end the loop waits for the thread.
+    asyncio.run(main())
+    assert (tmp_path / "genset.ended").exists()
 
 
 def test_what_an_engine_leaves_open_is_filled_in_with_warnings(caplog: pytest.LogCaptureFixture) -> None:

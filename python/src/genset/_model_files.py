@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from genset.exceptions import InvalidArgument
+
+Download = subprocess.Popen[str]
 
 FILES = ["config.json", "tokenizer.json", "tokenizer_config.json"]
 """The files of a model that a frontend needs."""
@@ -132,9 +137,28 @@ def _is_gguf_file(path: str) -> bool:
     return path.lower().endswith(".gguf") and os.path.isfile(path)
 
 
-def find(model_path: str, *, may_fetch: bool = True) -> str:
+async def locate(model_path: str, *, may_fetch: bool = True) -> str:
+    """As `find`, on a thread. If the task that waits is cancelled, the download ends: at its end, a program waits for its threads."""
+    downloads: list[Download] = []
+    is_over = threading.Event()
+
+    def on_download(download: Download) -> None:
+        downloads.append(download)
+        if is_over.is_set():
+            download.terminate()
+
+    try:
+        return await asyncio.to_thread(find, model_path, may_fetch=may_fetch, on_download=on_download)
+    except asyncio.CancelledError:
+        is_over.set()
+        for download in downloads:
+            download.terminate()
+        raise
+
+
+def find(model_path: str, *, may_fetch: bool = True, on_download: Callable[[Download], None] = lambda download: None) -> str:
     """Returns the folder with the model's tokenizer and template, or the GGUF file that contains them. With `may_fetch` it downloads what the
-    Hub's cache lacks, so do not call it on an event loop's thread.
+    Hub's cache lacks, so an event loop uses `locate`.
 
     Raises `InvalidArgument`, saying what to do, if there is none.
     """
@@ -150,10 +174,10 @@ def find(model_path: str, *, may_fetch: bool = True) -> str:
     found = name.cached()
     if found is None and not may_fetch:
         raise InvalidArgument(f"{model_path} is not in the cache of the Hub", field="model_path")
-    return found or _fetched(model_path, name)
+    return found or _fetched(model_path, name, on_download)
 
 
-def _fetched(model_path: str, name: HubName) -> str:
+def _fetched(model_path: str, name: HubName, on_download: Callable[[Download], None]) -> str:
     """Returns what `genset pull` downloads: a folder without weights, or a whole GGUF file, since its tokenizer is inside."""
     # Imported here: the module imports this one.
     from genset.backend.run import find_binary
@@ -168,6 +192,7 @@ def _fetched(model_path: str, name: HubName) -> str:
     problem: list[str] = []
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+        on_download(process)
         assert process.stdout is not None and process.stderr is not None
         for line in process.stderr:
             # Progress, and at last the error if there is one.

@@ -147,7 +147,7 @@ async def register_llm(
     # A path may be given as a `pathlib.Path`.
     model_path = os.fspath(model_path)
     name = model_name or _model_files.name_of(model_path)
-    folder = await asyncio.to_thread(_find, model_path, has_bodies)
+    folder = await _find(model_path, has_bodies)
     if sampling is None and model_type is ModelType.Backend:
         sampling = USUAL_SAMPLING
         warn_of_sampling("register_llm", name)
@@ -266,10 +266,10 @@ def model_spec(
     return {**spec, **options}
 
 
-def _find(model_path: str, has_bodies: bool) -> str | None:
+async def _find(model_path: str, has_bodies: bool) -> str | None:
     """Where the model's files are. A handler that reads bodies needs none if the path only says what the model is called."""
     try:
-        return _model_files.find(model_path, may_fetch=not has_bodies)
+        return await _model_files.locate(model_path, may_fetch=not has_bodies)
     except InvalidArgument:
         if has_bodies:
             return None

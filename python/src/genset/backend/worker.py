@@ -80,7 +80,7 @@ class Worker:
             spec = model_spec(
                 endpoint,
                 wire,
-                await asyncio.to_thread(_model_files.find, path) if needs_files(declared) else None,
+                await _model_files.locate(path) if needs_files(declared) else None,
                 endpoint_types=config.endpoint_types.split(",") if config.endpoint_types else None,
                 context_length=config.context_length,
                 role=config.role,
