@@ -276,6 +276,22 @@ async def test_scores_may_come_before_the_finish() -> None:
         await running
 
 
+async def test_the_engines_of_one_runtime_have_ids_of_their_own() -> None:
+    async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+        # Of one component, whose other endpoints have fixed names.
+        configs = [dataclasses.replace(CONFIG, endpoint=name, model_name=name) for name in ("first", "second")]
+        running = [asyncio.ensure_future(Worker(Engine(), config, runtime=runtime).run()) for config in configs]
+        ids: list[int] = []
+        for config in configs:
+            client = await other.endpoint(f"py.backend.{config.endpoint}").client()
+            await until(lambda: client.instance_ids() or any(each.done() for each in running), "both are listed")
+            assert not any(each.done() for each in running), [each.exception() for each in running if each.done()]
+            ids += client.instance_ids()
+        assert ids[0] == runtime.worker_id and len(set(ids)) == 2
+        await runtime.shutdown()
+        await asyncio.gather(*running)
+
+
 class Part(Engine):
     """Computes a prompt under a name, or continues what another instance computed: its tokens are 40, 41, ..."""
 

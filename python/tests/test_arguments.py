@@ -131,7 +131,7 @@ def test_paths_may_be_of_pathlib(tmp_path: Path) -> None:
     config = WorkerConfig(**paths)
     assert (config.model_path, config.custom_jinja_template) == (str(tmp_path / "model"), str(tmp_path / "template"))
     models: dict[str, Any] = {}
-    runtime = types.SimpleNamespace(_services=[], _models=models, worker_id=7)
+    runtime = types.SimpleNamespace(_services=[], _models=models, _has_engine=False, worker_id=7)
     endpoint = types.SimpleNamespace(name="a.b.c", path=("a", "b", "c"), runtime=runtime)
     path, template = paths["model_path"], paths["custom_jinja_template"]
     asyncio.run(register_llm(ModelType.Backend, cast(Any, endpoint), path, custom_template_path=template))

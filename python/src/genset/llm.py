@@ -26,7 +26,7 @@ from genset._handler import Answering, Codec, Encoder, Handler, Plain, checked
 from genset._places import Places
 from genset.engine import GUIDED, MEDIA, ROLES, USUAL_SAMPLING, Context, Event, WorkerHandle
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
-from genset.runtime import Check, Endpoint, Service
+from genset.runtime import Check, Endpoint, Runtime, Service
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
 __all__ = ["KvEventPublisher", "LoadPublisher", "MetricsPublisher", "ModelType", "StepPublisher", "register_llm"]
@@ -297,8 +297,15 @@ def _worker_id(endpoint: Endpoint, name: str) -> int:
     first instance of its model, since routers tell instances apart by their ids. Otherwise returns a new id."""
     component = endpoint.path[:2]
     models = [model for model in endpoint.runtime._models.values() if isinstance(model, _Registered)]
-    taken = any(model.component == component or model.model == name for model in models)
+    taken = endpoint.runtime._has_engine or any(model.component == component or model.model == name for model in models)
     return endpoint.runtime._bridge.node.new_instance_id() if taken else endpoint.runtime.worker_id
+
+
+def engine_id(runtime: Runtime) -> int:
+    """Returns the id of an engine's worker. It is needed before the engine says which model it is, so it is the runtime's only if the runtime
+    has no other model."""
+    taken, runtime._has_engine = runtime._has_engine or bool(runtime._models), True
+    return runtime._bridge.node.new_instance_id() if taken else runtime.worker_id
 
 
 class _Registered:

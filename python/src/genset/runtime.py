@@ -77,6 +77,8 @@ class Runtime:
         self._services: list[Service] = []
         self._ending: asyncio.Task[None] | None = None
         self._models: dict[str, Model] = {}
+        self._has_engine = False
+        """Whether a `genset.backend.Worker` serves, or served, in it."""
         self._servers: set[asyncio.Task[Any]] = set()
         self._has_served = False
         self._status: asyncio.Future[int | None] | None = None

@@ -18,7 +18,7 @@ from genset._frames import pack
 from genset._slips import called, check_engine, started
 from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
 from genset.exceptions import Disconnected, EngineShutdown, InvalidArgument, Unsupported
-from genset.llm import ModelService, Tokens, model_spec
+from genset.llm import ModelService, Tokens, engine_id, model_spec
 from genset.runtime import GRACE_S, Runtime, serve_until_signalled
 from genset.types import Metric
 
@@ -68,11 +68,12 @@ class Worker:
     async def _serve(self, runtime: Runtime) -> None:
         engine, config = self.engine, self.config
         endpoint = runtime.namespace(config.namespace).component(config.component).endpoint(config.endpoint)
+        worker_id = engine_id(runtime)
         early = _Early()
         engine.worker = WorkerHandle(functools.partial(self._publish, early), self._progress, config.role)
         try:
             path = config.model_path or config.model_name
-            declared = completed(await started(engine, runtime.worker_id), path, config.migration_limit)
+            declared = completed(await started(engine, worker_id), path, config.migration_limit)
             logger.info("engine started: %s", declared.model)
             wire = declared.to_wire()
             wire["model"] = config.served_model_name or config.model_name or wire["model"]
@@ -90,7 +91,7 @@ class Worker:
                 reasoning_parser=config.reasoning_parser,
                 chat_template=config.custom_jinja_template,
                 grace_s=self._grace_s,
-                worker_id=runtime.worker_id,
+                worker_id=worker_id,
                 **limits,
             )
             self._service = ModelService(
