@@ -276,6 +276,24 @@ async def test_scores_may_come_before_the_finish() -> None:
         await running
 
 
+class Otherwise(Engine):
+    """Names its second argument as it likes, and can be called without it."""
+
+    async def generate(self, request: GenerateRequest, ctx: Context | None = None) -> AsyncGenerator[GenerateChunk, None]:
+        assert ctx is not None
+        yield {"token_ids": [40], "finish_reason": "length"}
+
+
+async def test_an_engine_gets_its_context_whatever_it_calls_it() -> None:
+    async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+        running = asyncio.ensure_future(Worker(Otherwise(), CONFIG, runtime=runtime).run())
+        client = await other.endpoint("py.backend.generate").client()
+        await until(lambda: running.done() or client.instance_ids(), "its canary is answered")
+        assert not running.done(), running.exception()
+        await runtime.shutdown()
+        await running
+
+
 async def test_the_engines_of_one_runtime_have_ids_of_their_own() -> None:
     async with await Runtime.connect() as runtime, await Runtime.connect() as other:
         # Of one component, whose other endpoints have fixed names.

@@ -96,7 +96,8 @@ class Worker:
             )
             self._service = ModelService(
                 endpoint,
-                engine.generate,
+                # It gets both, whatever its arguments are called, as in a process of its own.
+                lambda request, context: engine.generate(request, context),
                 spec,
                 Tokens(endpoint.name),
                 hooks=self._hook,
