@@ -105,8 +105,9 @@ def test_reasons_of_well_known_engines_are_understood(caplog: pytest.LogCaptureF
         assert answer({}, {"finish_reason": reason})[0]["finished"]["reason"] == known
     assert answer({}, {"finish_reason": {"type": "length", "length": 5}})[0]["finished"]["reason"] == "length"
     assert not caplog.records
-    with pytest.raises(exceptions.Internal, match="finish_reason 'error'"):
-        answer({}, {"finish_reason": "error"})
+    for error in ("error", "error: No outputs"):
+        with pytest.raises(exceptions.Internal, match=f"finish_reason '{error}'"):
+            answer({}, {"finish_reason": error})
 
 
 def test_requests_have_the_keys_of_their_input() -> None:

@@ -162,9 +162,11 @@ class Answer:
     def _finished(self, chunk: GenerateChunk, reason: Any, last: dict[str, Any]) -> dict[str, Any]:
         if isinstance(reason, dict):  # SGLang's form: with what was matched.
             reason = reason.get("type")
-        reason = str(reason).lower()
-        if reason == "error":
-            raise Internal("the engine ended the answer with finish_reason 'error'; raise an exception that says what went wrong")
+        given = str(reason)
+        reason = given.lower()
+        # Handlers of Dynamo may write the problem behind it: "error: No outputs from vLLM engine".
+        if reason.partition(":")[0] == "error":
+            raise Internal(f"the engine ended the answer with finish_reason {given!r}; raise an exception that says what went wrong")
         known = _REASONS.get(reason)
         if known is None:
             known = "stop"
