@@ -46,6 +46,23 @@ def test_a_signal_ends_a_function_that_goes_on_after_its_own_shutdown() -> None:
     asyncio.run(main())
 
 
+def test_a_shutdown_that_is_not_awaited_drains_too() -> None:
+    async def main() -> None:
+        runtime = Runtime(cast(Bridge, FakeBridge()))
+        loop = asyncio.get_running_loop()
+
+        async def function() -> None:
+            # The program's own handler, in place of the package's.
+            loop.add_signal_handler(signal.SIGTERM, lambda: runtime.shutdown().close())
+            signal.raise_signal(signal.SIGTERM)
+            while not runtime.is_draining:
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(_run(runtime, function()), 30)
+
+    asyncio.run(main())
+
+
 def test_a_signal_drains_all_programs_of_a_loop() -> None:
     async def main() -> None:
         runtimes = [Runtime(cast(Bridge, FakeBridge())) for _ in range(2)]

@@ -195,9 +195,10 @@ class Runtime:
         for service in self._services:
             service.hurry()
 
-    async def shutdown(self) -> None:
-        """Unlists all endpoints, lets their requests end within their grace, and leaves the fleet. Leaves nothing running."""
-        await asyncio.shield(self.begin_shutdown())
+    def shutdown(self) -> Coroutine[Any, Any, None]:
+        """Unlists all endpoints, lets their requests end within their grace, and leaves the fleet. Leaves nothing running. Begins at the call,
+        as programs of Dynamo expect, which do not await it."""
+        return _until_over(self.begin_shutdown())
 
     async def _end(self) -> None:
         await asyncio.gather(*(service.stop() for service in self._services), return_exceptions=True)
@@ -220,6 +221,10 @@ def _flag(name: str, value: Any) -> str:
     elif isinstance(value, list | tuple):
         value = ",".join(map(str, value))
     return f"--{name.replace('_', '-')}={value}"
+
+
+async def _until_over(ending: asyncio.Task[None]) -> None:
+    await asyncio.shield(ending)
 
 
 async def _end(servers: set[asyncio.Task[Any]]) -> None:
