@@ -93,6 +93,14 @@ def test_the_engines_own_usage_wins() -> None:
     assert item["finished"]["usage"] == {"prompt_tokens": 9, "completion_tokens": 8, "cached_tokens": 4}
 
 
+def test_cached_tokens_may_be_told_as_openai_does() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17, "prompt_tokens_details": {"cached_tokens": 4}}
+    assert answer({}, {"finish_reason": "stop", "completion_usage": usage})[0]["finished"]["usage"]["cached_tokens"] == 4
+    for details in (None, {}):
+        (item,) = answer({}, {"finish_reason": "stop", "completion_usage": {**usage, "prompt_tokens_details": details}})
+        assert item["finished"]["usage"]["cached_tokens"] is None
+
+
 def test_a_reason_nobody_knows_is_a_stop_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     (item,) = answer({}, {"finish_reason": "because"})
     assert item["finished"]["reason"] == "stop"

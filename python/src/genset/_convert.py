@@ -172,12 +172,16 @@ class Answer:
             known = "stop"
             names = ", ".join(sorted(set(_REASONS.values())))
             logger.warning("finish_reason %r is none of %s; it counts as stop", reason, names)
-        usage = chunk.get("completion_usage") or {}
+        usage: Any = chunk.get("completion_usage") or {}
+        cached = usage.get("cached_tokens")
+        if cached is None:
+            # OpenAI's form, which Dynamo's handlers give.
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         self.is_finished = True
         counted: dict[str, Any] = {
             "prompt_tokens": usage.get("prompt_tokens", self._prompt_tokens),
             "completion_tokens": usage.get("completion_tokens", self.completion_tokens),
-            "cached_tokens": usage.get("cached_tokens"),
+            "cached_tokens": cached,
         }
         if "predictions" in usage:
             counted["predictions"] = usage["predictions"]
