@@ -93,6 +93,12 @@ def test_the_engines_own_usage_wins() -> None:
     assert item["finished"]["usage"] == {"prompt_tokens": 9, "completion_tokens": 8, "cached_tokens": 4}
 
 
+def test_what_the_engine_s_own_usage_leaves_open_is_counted() -> None:
+    usage = {"prompt_tokens": None, "completion_tokens": 8, "total_tokens": None}
+    items = answer({"token_ids": [1, 2]}, {"token_ids": [5], "finish_reason": "stop", "completion_usage": usage})
+    assert items[0]["finished"]["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "cached_tokens": None}
+
+
 def test_cached_tokens_may_be_told_as_openai_does() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17, "prompt_tokens_details": {"cached_tokens": 4}}
     assert answer({}, {"finish_reason": "stop", "completion_usage": usage})[0]["finished"]["usage"]["cached_tokens"] == 4

@@ -179,8 +179,8 @@ class Answer:
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         self.is_finished = True
         counted: dict[str, Any] = {
-            "prompt_tokens": usage.get("prompt_tokens", self._prompt_tokens),
-            "completion_tokens": usage.get("completion_tokens", self.completion_tokens),
+            "prompt_tokens": _known(usage.get("prompt_tokens"), self._prompt_tokens),
+            "completion_tokens": _known(usage.get("completion_tokens"), self.completion_tokens),
             "cached_tokens": cached,
         }
         if "predictions" in usage:
@@ -191,6 +191,10 @@ class Answer:
         if "transfer" in chunk:
             finished["transfer"] = chunk["transfer"]
         return finished
+
+
+def _known(told: int | None, counted: int) -> int:
+    return counted if told is None else told
 
 
 def kv_event(data: Any, rank: int | None) -> dict[str, Any]:
