@@ -8,9 +8,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
+from genset import Context
 from genset._bridge import Bridge
 from genset._client import Client, ResponseStream
-from genset.exceptions import Unavailable
+from genset.exceptions import Cancelled, Unavailable
 
 
 class FakeBridge:
@@ -31,6 +34,14 @@ class FakeBridge:
         future: asyncio.Future[int | None] = self.loop.create_future()
         future.set_exception(Unavailable("nobody is there"))
         return future
+
+
+class SilentBridge(FakeBridge):
+    """A runtime whose operations take for ever."""
+
+    def operation(self, begin: Callable[[int], None]) -> asyncio.Future[int | None]:
+        begin(1)
+        return self.loop.create_future()
 
 
 class FakeCaller:
@@ -74,3 +85,33 @@ def test_an_error_does_not_outlive_its_handling_with_what_its_reader_held() -> N
         asyncio.run(main())
     finally:
         gc.enable()
+
+
+def test_a_context_that_the_program_made_stops_its_requests() -> None:
+    async def main() -> None:
+        context, other = Context(), Context()
+        client = Client(cast(Bridge, SilentBridge()), cast(Any, FakeCaller()), "a.b.c")
+        asking, going_on = (asyncio.ensure_future(client.generate(context=each)._only()) for each in (context, other))
+        await asyncio.sleep(0)
+        context.stop()
+        with pytest.raises(Cancelled):
+            await asyncio.wait_for(asking, 30)
+        assert not going_on.done()
+        going_on.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_context_tells_of_its_stop_by_dynamo_s_names_too() -> None:
+    async def main() -> None:
+        context = Context()
+        waiting, left = context.async_killed_or_stopped(), context.async_killed_or_stopped()
+        left.cancel()
+        await asyncio.wait([waiting], timeout=0)
+        assert not (waiting.done() or context.is_killed())
+        context.stop_generating()
+        assert await waiting and await context.async_killed_or_stopped()
+        assert context.is_killed() and context.stop_reason() == "client"
+        await context.stopped()
+
+    asyncio.run(main())

@@ -13,7 +13,7 @@ from genset._bridge import Bridge
 from genset._forms import NOTHING, AsItIs, Form, Reader, form_of
 from genset._values import decode, encode
 from genset.engine import Context
-from genset.exceptions import InvalidArgument
+from genset.exceptions import EngineError, InvalidArgument
 
 if TYPE_CHECKING:
     from genset._native import Asking, Caller
@@ -102,6 +102,13 @@ class ResponseStream(AsyncIterator[Any]):
         self._is_over = True
         self._error = error
         self._wake()
+
+    def stop(self, reason: str) -> None:
+        """Ends the request, and its answer with the error of `reason`."""
+        if self._bridge.asked.pop(self._number, None) is not None:
+            if self._asking is not None:
+                self._asking.cancel()
+            self.on_end(EngineError.of_reason(reason))
 
     async def _wait(self) -> None:
         if self._reader is not None:
@@ -203,6 +210,10 @@ class Client:
 
         stream = ResponseStream(self._bridge, number)
         self._bridge.asked[number] = stream
+        if context is not None and parent is None:
+            # A context that the program made. The native runtime does not know it.
+            asked = weakref.ref(stream)
+            context.async_killed_or_stopped().add_done_callback(lambda done: _stop(asked, context))
         if self._known_form() is not None:
             stream.begin(*send(timeout))
         else:
@@ -246,3 +257,9 @@ class Client:
                 stream.on_end(problem)
 
         waiting.add_done_callback(begin)
+
+
+def _stop(asked: weakref.ref[ResponseStream], context: Context) -> None:
+    stream = asked()
+    if stream is not None:
+        stream.stop(context.stop_reason() or "client")

@@ -30,8 +30,8 @@ class Context:
         deadline_ms: int | None = None,
     ) -> None:
         self._id = request_id
-        self._stopped = asyncio.Event()
         self._reason: str | None = None
+        self._waiting: set[asyncio.Future[bool]] = set()
         self.headers: Mapping[str, str] = headers or {}
         self.traceparent = traceparent
         """W3C trace context, empty when there is none."""
@@ -55,13 +55,35 @@ class Context:
 
     async def stopped(self) -> None:
         """Waits until the request is stopped."""
-        await self._stopped.wait()
+        await self.async_killed_or_stopped()
 
     def stop(self, reason: str = "client") -> None:
-        """Stops the request; the first reason is kept. Called by the package and by tests."""
+        """Stops the request; the first reason is kept. Called by the package, by tests, and for a context that the program made."""
         if self._reason is None:
             self._reason = reason
-            self._stopped.set()
+            for waiting in self._waiting:
+                if not waiting.done():
+                    waiting.set_result(True)
+
+    # Dynamo's names, kept for programs that call them.
+
+    def is_killed(self) -> bool:
+        """As `is_stopped`."""
+        return self.is_stopped()
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        """As `stopped`, as a future."""
+        stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self._reason is None:
+            self._waiting.add(stopped)
+            stopped.add_done_callback(self._waiting.discard)
+        else:
+            stopped.set_result(True)
+        return stopped
+
+    def stop_generating(self) -> None:
+        """As `stop`."""
+        self.stop()
 
 
 USUAL_SAMPLING = (
