@@ -467,6 +467,8 @@ def test_declarations_that_cannot_work_say_why() -> None:
         Twice().upper  # noqa: B018
     with pytest.raises(ImportError, match="genset.dynamo.llm has no HttpService: run `genset run in=http out=dyn`"):
         from genset.dynamo.llm import HttpService  # noqa: F401
+    with pytest.raises(ImportError, match="genset.dynamo.llm has no ModelInput: register_llm takes ModelType.Backend for a handler of tokens"):
+        from genset.dynamo.llm import ModelInput  # noqa: F401
 
 
 async def test_a_script_gets_the_runtime_of_its_loop() -> None:

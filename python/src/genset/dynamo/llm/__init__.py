@@ -16,6 +16,8 @@ __all__ = ["KvEventPublisher", "KvMetricsPublisher", "ModelType", "WorkerMetrics
 _INSTEAD = {
     "HttpService": "run `genset run in=http out=dyn`, or `python -m genset.frontend`",
     "HttpAsyncEngine": "register a handler with ModelType.Chat; `genset run in=http out=dyn` serves it",
+    "ModelInput": "register_llm takes ModelType.Backend for a handler of tokens, and ModelType.Chat or ModelType.Completion for one of bodies",
+    "ModelRuntimeConfig": "register_llm takes its values as arguments: total_kv_blocks, max_num_seqs, tool_parser, reasoning_parser",
     "KvIndexer": "routers index by themselves: `genset run in=http out=dyn --router-mode kv`",
     "KvRouter": "routers route by themselves: `genset run in=http out=dyn --router-mode kv`",
 }
