@@ -170,8 +170,8 @@ class Client:
     def round_robin(self, request: Any = None, **options: Any) -> ResponseStream:
         """Sends a request to the next instance in turn.
 
-        Options of this and the other methods: `context`, that of the request on whose behalf it is sent, with whose id, deadline and
-        cancellation it travels; `timeout` in seconds; `headers` with lower-case names.
+        Options of this and the other methods: `context`, that of the request on whose behalf it is sent, with whose id, deadline, headers
+        and cancellation it travels; `timeout` in seconds; `headers` with lower-case names.
         """
         return self._ask("round-robin", None, request, **options)
 
