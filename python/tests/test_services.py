@@ -68,6 +68,13 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, problem:
     assert "\n" not in str(error.value)
 
 
+def test_a_service_without_settings_in_a_file_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"Quoting": null}')
+    assert serve.configuration(str(file), [], ["Quoting"]) == {"Quoting": {}}
+    assert serve.configuration(str(file), ["--Quoting.end=!"], ["Quoting"]) == {"Quoting": {"end": "!"}}
+
+
 @pytest.mark.parametrize(("tells", "code"), [(False, 1), (True, 0)])
 def test_a_long_life_begins_when_a_service_has_started(
     tells: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -125,6 +125,9 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
             at = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
             problem = getattr(error, "problem", None) or " ".join(str(error).split())
             raise UsageError(f"{path}: {at}{problem}") from error
+    if isinstance(read, dict):
+        # In YAML, a service whose settings are all commented out has none.
+        read = {name: {} if value is None else value for name, value in read.items()}
     if not isinstance(read, dict) or not all(isinstance(value, dict) for value in read.values()):
         raise UsageError(f"{path}: must map names of services to their settings")
     try:
