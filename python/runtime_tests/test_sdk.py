@@ -137,6 +137,35 @@ async def test_a_wrong_answer_is_not_its_asker_s_fault() -> None:
         await asyncio.gather(*serving)
 
 
+@dynamo_service(dynamo={"enabled": True, "namespace": "other"})
+class Writer:
+    @dynamo_endpoint()
+    async def write(self, request: Text) -> AsyncIterator[Text]:
+        yield Text(text=request.text)
+        # As programs of Dynamo do, whatever the method says it gives.
+        yield Text(text=request.text).model_dump_json()  # type: ignore[misc]
+
+
+@service(namespace="other")
+class Parser:
+    writer = depends(Writer)
+
+    @endpoint()
+    async def parse(self, request: Text) -> AsyncIterator[str]:
+        async for answer in self.writer.write(request):
+            yield (answer if isinstance(answer, Text) else Text.model_validate_json(answer)).text
+
+
+async def test_an_answer_of_json_text_reaches_its_asker_as_it_is() -> None:
+    async with await Runtime.connect() as caller, await Runtime.connect() as runtime:
+        serving = [asyncio.ensure_future(sdk.serve(cls, runtime)) for cls in (Writer, Parser)]
+        client = await caller.endpoint("other.Parser.parse").client()
+        await client.wait_for_instances(60)
+        assert [item async for item in client.generate(Text(text="a"))] == ["a", "a"]
+        await runtime.shutdown()
+        await asyncio.gather(*serving)
+
+
 @service(namespace="demo")
 class Pair:
     @endpoint()

@@ -66,7 +66,7 @@ _ENDPOINT = "__genset_endpoint__"
 _MODEL = "__genset_model__"
 _HOOK = "__genset_hook__"
 READS_JSON = "__genset_reads_json__"
-"""Marks an endpoint that also takes a pydantic model as JSON text."""
+"""Marks an endpoint that also takes a pydantic model as JSON text, and may answer with the text of one."""
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -325,7 +325,8 @@ class ServiceClient:
         for name, method in spec.endpoints.items():
             at = runtime.namespace(spec.namespace).component(spec.name).endpoint(name)
             bridge = runtime._bridge
-            reader = _reader(_answer_type(getattr(spec.cls, method)), at.name)
+            function = getattr(spec.cls, method)
+            reader = _reader(_answer_type(function), at.name, gives_json=hasattr(function, READS_JSON))
             self._clients[name] = Client(bridge, bridge.node.caller(at.path), at.name, reader)
 
     def client(self, name: str) -> Client:
@@ -354,14 +355,18 @@ def _answer_type(method: Callable[..., Any]) -> Any:
     return hint
 
 
-def _reader(of: Any, endpoint: str) -> Callable[[bytes], Any]:
+def _reader(of: Any, endpoint: str, gives_json: bool = False) -> Callable[[bytes], Any]:
     check = checker(of)
-    return decode if check is None else lambda payload: _read(check, payload, endpoint)
+    return decode if check is None else lambda payload: _read(check, payload, endpoint, gives_json)
 
 
-def _read(check: Callable[[Any], Any], payload: bytes, endpoint: str) -> Any:
+def _read(check: Callable[[Any], Any], payload: bytes, endpoint: str, gives_json: bool) -> Any:
+    value = decode(payload)
+    if gives_json and isinstance(value, str):
+        # Programs of Dynamo parse it themselves.
+        return value
     try:
-        return check(decode(payload))
+        return check(value)
     except InvalidArgument as error:
         # The fault is not in the request that this process received.
         raise Internal(f"{endpoint} answered what it does not say it gives: {error}") from None
