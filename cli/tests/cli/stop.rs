@@ -25,6 +25,11 @@ async fn open_streams(server: &Server, count: usize, max_tokens: u32) -> Vec<(Ex
     streams
 }
 
+/// A stream that takes a minute: until it is dropped, a server that drains does not end, however slow the machine is.
+async fn held_open(server: &Server) -> Vec<(Exchange, String)> {
+    open_streams(server, 1, 10_000).await
+}
+
 /// Reads all streams to their ends, concurrently.
 async fn read_all(streams: Vec<(Exchange, String)>) -> Vec<String> {
     let mut readers = JoinSet::new();
@@ -42,6 +47,7 @@ async fn until_draining(server: &Server) {
 #[tokio::test]
 async fn sigterm_finishes_fifty_open_streams() {
     let mut server = Server::start(&["out=sample", "--token-delay-ms", "30"]).await;
+    let held = held_open(&server).await;
     let streams = open_streams(&server, STREAMS, 100).await;
     server.signal(Signal::TERM);
     until_draining(&server).await;
@@ -54,6 +60,7 @@ async fn sigterm_finishes_fifty_open_streams() {
         refused.head
     );
 
+    drop(held);
     let read = read_all(streams).await;
     let finished = read
         .iter()
@@ -118,13 +125,15 @@ async fn a_frontend_without_a_worker_refuses_in_words_while_it_drains() {
     let words = ["in=dyn", "out=sample", "--token-delay-ms", "30"];
     let worker = fleet.worker_of(&words, &[]).await;
     let mut frontend = fleet.frontend(&[]).await;
-    let streams = open_streams(&frontend, 2, 100).await;
+    let held = held_open(&frontend).await;
+    let streams = open_streams(&frontend, 2, 20).await;
     frontend.signal(Signal::TERM);
     until_draining(&frontend).await;
 
     let refused = frontend.stream(1).await.response().await;
     assert_eq!(refused.status, 503, "{}", refused.body);
     assert!(refused.head.contains("retry-after: 1\r\n"));
+    drop(held);
     for stream in read_all(streams).await {
         assert_eq!(finish_reason(&done_events(&stream)), Some("length"));
     }
