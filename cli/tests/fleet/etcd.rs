@@ -31,28 +31,29 @@ impl Etcd {
             ports,
             child,
         };
-        etcd.until_ready().await;
-        etcd
-    }
-
-    /// Waits until it answers; a server that lost the race for its ports gets other ones.
-    async fn until_ready(&mut self) {
         soon(async {
-            loop {
-                if self.child.try_wait().expect("a child").is_some() {
-                    self.ports = free_ports();
-                    self.child = spawn(&self.folder, self.ports);
-                }
-                // It reports health only once it has a leader.
-                let address = SocketAddr::from(([127, 0, 0, 1], self.ports[0]));
-                let asked = Exchange::try_begin(address, "GET", "/health", "").await;
-                if asked.is_ok_and(|answer| answer.status == 200) {
-                    return;
-                }
-                tokio::time::sleep(LOOK_AGAIN).await;
+            while !etcd.is_ready().await {
+                // It lost the race for its ports.
+                etcd.ports = free_ports();
+                etcd.child = spawn(&etcd.folder, etcd.ports);
             }
         })
         .await;
+        etcd
+    }
+
+    /// Waits until it answers; `false` if it has ended instead.
+    async fn is_ready(&mut self) -> bool {
+        while self.child.try_wait().expect("a child").is_none() {
+            // It reports health only once it has a leader.
+            let address = SocketAddr::from(([127, 0, 0, 1], self.ports[0]));
+            let asked = Exchange::try_begin(address, "GET", "/health", "").await;
+            if asked.is_ok_and(|answer| answer.status == 200) {
+                return true;
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        false
     }
 }
 
@@ -78,7 +79,13 @@ impl Meeting for Etcd {
             Outage::Gone => self.child = spawn(&self.folder, self.ports),
             Outage::Stuck => send_signal(&self.child, Signal::CONT),
         }
-        self.until_ready().await;
+        soon(async {
+            while !self.is_ready().await {
+                // Another process holds one of its ports for a moment.
+                self.child = spawn(&self.folder, self.ports);
+            }
+        })
+        .await;
     }
 }
 

@@ -27,7 +27,14 @@ pub(super) struct EtcdServer {
 impl EtcdServer {
     pub(super) async fn start() -> Self {
         let mut server = Self::spawned("http", Vec::new());
-        server.until_ready().await;
+        soon(Box::pin(async {
+            while !server.is_ready().await {
+                // It lost the race for its ports.
+                [server.client_port, server.peer_port] = free_ports();
+                server.respawn();
+            }
+        }))
+        .await;
         server
     }
 
@@ -89,10 +96,18 @@ impl EtcdServer {
         self.child.wait().unwrap();
     }
 
-    /// Restarts it with its data, after [`Self::kill`].
+    /// Restarts it with its data on the same ports, after [`Self::kill`].
     pub(super) async fn restart(&mut self) {
-        self.respawn();
-        self.until_ready().await;
+        soon(Box::pin(async {
+            loop {
+                self.respawn();
+                // Another process may hold a port for a moment.
+                if self.is_ready().await {
+                    return;
+                }
+            }
+        }))
+        .await;
     }
 
     /// Like [`Self::restart`], without waiting until it responds.
@@ -128,22 +143,16 @@ impl EtcdServer {
         Pid::from_child(&self.child)
     }
 
-    /// Waits until it responds. If it lost the race for its ports, it gets new ones.
-    async fn until_ready(&mut self) {
-        soon(Box::pin(async {
-            loop {
-                if self.child.try_wait().unwrap().is_some() {
-                    [self.client_port, self.peer_port] = free_ports();
-                    self.respawn();
-                }
-                // Linearizable, so it has a leader.
-                if self.admin().revision().await.is_ok() {
-                    return;
-                }
-                tokio::time::sleep(RETRY).await;
+    /// Waits until it responds; `false` if it has ended instead.
+    async fn is_ready(&mut self) -> bool {
+        while self.child.try_wait().unwrap().is_none() {
+            // Linearizable, so it has a leader.
+            if self.admin().revision().await.is_ok() {
+                return true;
             }
-        }))
-        .await;
+            tokio::time::sleep(RETRY).await;
+        }
+        false
     }
 }
 
