@@ -6,10 +6,11 @@ use std::time::Duration;
 use genset_backend_common::ErrorKind;
 use genset_runtime::VitalRuntime;
 use genset_runtime::discovery::{Change, Discovery, EtcdConfig, EtcdDiscovery, VitalDiscovery};
+use tokio::net::TcpSocket;
 use tokio::time::timeout;
 
 use super::network::Network;
-use super::server::{EtcdServer, free_ports};
+use super::server::EtcdServer;
 use super::{TTL, connect};
 use crate::busy::{Occupied, busy_process};
 use crate::discovery::suite::{Follower, entry, everything};
@@ -93,14 +94,17 @@ async fn a_lease_is_lost_when_etcd_comes_back_without_its_data() {
 
 #[tokio::test]
 async fn a_server_that_comes_later_is_found_and_until_then_errors_name_it() {
-    let [port] = free_ports();
+    // Bound, so that the port stays ours, but nobody listens yet.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
     let config = EtcdConfig {
-        endpoints: vec![format!("127.0.0.1:{port}")],
+        endpoints: vec![address.to_string()],
         request_timeout: Duration::from_millis(500),
         ..EtcdConfig::default()
     };
     let discovery = soon(EtcdDiscovery::connect(config)).await.unwrap();
-    let name = format!("http://127.0.0.1:{port}");
+    let name = format!("http://{address}");
     let refused = soon(discovery.lease()).await.err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     assert!(refused.to_string().contains(&name), "{refused}");
@@ -109,7 +113,7 @@ async fn a_server_that_comes_later_is_found_and_until_then_errors_name_it() {
     let refused = soon(discovery.watch("")).await.err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     let server = EtcdServer::start().await;
-    let network = Network::on(port, server.address()).await;
+    let network = Network::at(socket.listen(16).unwrap(), server.address());
     soon(async { while discovery.lease().await.is_err() {} }).await;
     drop(network);
 }

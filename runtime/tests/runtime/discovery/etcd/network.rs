@@ -20,12 +20,11 @@ pub(super) struct Network {
 impl Network {
     /// A network in front of `target`, a host and port.
     pub(super) async fn to(target: String) -> Self {
-        Self::on(0, target).await
+        Self::at(TcpListener::bind("127.0.0.1:0").await.unwrap(), target)
     }
 
-    /// As [`Self::to`], listening on `port`.
-    pub(super) async fn on(port: u16, target: String) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    /// As [`Self::to`], behind this listener.
+    pub(super) fn at(listener: TcpListener, target: String) -> Self {
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let is_cut = Arc::new(watch::Sender::new(false));
         let breaks = Arc::new(watch::Sender::new(0));

@@ -192,7 +192,7 @@ fn spawn(
 }
 
 /// Ports that were free a moment ago.
-pub(super) fn free_ports<const N: usize>() -> [u16; N] {
+fn free_ports<const N: usize>() -> [u16; N] {
     let listeners: [TcpListener; N] =
         std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
