@@ -106,7 +106,8 @@ async fn answers_of_a_launched_decode_server_go_on_at_another() {
 #[tokio::test]
 async fn two_servers_answer_as_one() {
     let fleet = Fleet::new(Directory::new());
-    let whole = worker(&fleet, "aggregated", "").await;
+    // Canaries of an idle worker would count as requests.
+    let whole = worker_with(&fleet, "aggregated", "", &["--canary-interval=0"]).await;
     let frontend = fleet.frontend(&[]).await;
     until_listed(&frontend).await;
     until_all_answer(&frontend, &[&whole]).await;

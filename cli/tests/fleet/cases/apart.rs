@@ -41,7 +41,8 @@ async fn until_counted(frontend: &Server, line: &str) {
 }
 
 pub(crate) async fn prefill_and_decode_answer_as_one<M: Meeting>(fleet: Fleet<M>) {
-    let whole = fleet.worker(&[]).await;
+    // Canaries of an idle worker would count as requests.
+    let whole = fleet.worker(&["--canary-interval=0"]).await;
     let frontend = fleet.frontend(&[]).await;
     until_listed(&frontend).await;
     let expected = same_text(streams(&frontend, 1, LONG).await).await;
