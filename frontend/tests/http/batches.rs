@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::access::{bearer, site_with_keys_and};
 use crate::client::{Client, Response, request, soon};
 use crate::script::Script;
-use crate::support::{CHAT, Site, chat, config, echo, encode};
+use crate::support::{CHAT, Site, chat, config, echo, encode, eventually};
 
 pub(crate) const BOUNDARY: &str = "a-boundary";
 
@@ -414,18 +414,8 @@ async fn files_and_batches_are_their_owners() {
             "{path}"
         );
     }
-    // Its requests belong to the key.
-    soon(async {
-        while site
-            .runtime
-            .metrics()
-            .encode()
-            .contains("genset_http_key_tokens_total{key=\"a\"} 0")
-        {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    let tokens = || site.metric("genset_http_key_tokens_total{key=\"a\"}");
+    eventually("its requests belong to the key", || tokens() > 0.0).await;
     site.close().await;
 }
 
