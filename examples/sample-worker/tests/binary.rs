@@ -26,11 +26,15 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
         .expect("it never came")
 }
 
+/// A directory of these tests: in the default one, the fleet of the user who runs them would find their workers.
+const DISCOVERY: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/sample-worker-discovery");
+
 fn worker(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sample-worker"));
     command
         .args(words)
         .env_clear()
+        .env("GENSET_DISCOVERY_PATH", DISCOVERY)
         .stdin(Stdio::null())
         .kill_on_drop(true);
     command
