@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
-use crate::support::{Server, done_events, finish_reason, run, text_of, tiny_chat};
+use crate::support::{Server, done_events, finish_reason, run, soon, text_of, tiny_chat};
 use crate::worker::Worker;
 
 async fn ask(server: &Server) -> Vec<Value> {
@@ -97,10 +97,15 @@ async fn a_prompt_goes_to_the_rank_that_has_it_or_to_the_one_it_names() {
     assert_eq!(cached(&first), 0);
     // Its events arrive shortly.
     let asking = json!({"annotations": ["router"]});
-    let mut again = ask_with(&frontend, asking.clone()).await;
-    while decision(&again)["reason"] != "overlap" {
-        again = ask_with(&frontend, asking.clone()).await;
-    }
+    let again = soon(async {
+        loop {
+            let again = ask_with(&frontend, asking.clone()).await;
+            if decision(&again)["reason"] == "overlap" {
+                return again;
+            }
+        }
+    })
+    .await;
     assert_eq!(decision(&again)["candidate_count"], 4);
     assert!(cached(&again) > 0, "{again:?}");
     let elsewhere = json!({"annotations": ["router"], "data_parallel_rank": 3});

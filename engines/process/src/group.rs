@@ -168,9 +168,13 @@ mod tests {
     #[tokio::test]
     async fn the_guard_outlives_the_signals_of_its_members() {
         let mut group = GuardedGroup::start(Duration::ZERO, &[]).unwrap();
-        while !ignores_term(group.id()) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let deaf = async {
+            while !ignores_term(group.id()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let patience = Duration::from_secs(60);
+        tokio::time::timeout(patience, deaf).await.unwrap();
         // Sent to the whole group, including the guard.
         let to_all = "for s in HUP INT QUIT TERM USR1; do kill -s $s 0; done; exec sleep 1000";
         let script = format!("trap '' HUP INT QUIT TERM USR1; {to_all}");

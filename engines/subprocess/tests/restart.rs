@@ -113,14 +113,17 @@ async fn while_it_is_down_requests_may_go_elsewhere_and_what_it_published_is_gon
     lives.is_down(true).await;
     let gone = load.wait_for(|load| load.running_requests == 0);
     timeout(PATIENCE, gone).await.unwrap().unwrap();
-    let refused = loop {
-        let error = lives.answer().await.unwrap_err();
-        // For a moment the process is gone, and the length of the pause is not yet known.
-        if error.kind() != ErrorKind::Disconnected {
-            break error;
+    let refused = async {
+        loop {
+            let error = lives.answer().await.unwrap_err();
+            // For a moment the process is gone, and the length of the pause is not yet known.
+            if error.kind() != ErrorKind::Disconnected {
+                return error;
+            }
+            tokio::task::yield_now().await;
         }
-        tokio::task::yield_now().await;
     };
+    let refused = timeout(PATIENCE, refused).await.unwrap();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     assert!(refused.policy().is_migratable && refused.details().retry_after.is_some());
     assert!(lives.ctx.kv_events.subscribe().snapshot.blocks.is_empty());
@@ -179,9 +182,12 @@ async fn an_engine_that_reports_itself_dead_gets_a_new_process() {
 async fn a_restart_that_is_under_way_ends_with_the_engine() {
     let lives = Lives::start("second_hangs_in_start", at_once(3)).await;
     lives.answer().await.unwrap_err();
-    while lives.count() < 2 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let restarted = async {
+        while lives.count() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, restarted).await.unwrap();
     timeout(PATIENCE, lives.engine.cleanup())
         .await
         .unwrap()

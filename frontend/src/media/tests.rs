@@ -16,6 +16,9 @@ use crate::budget::MemoryBudget;
 use crate::work::SHORT_WORK_BYTES;
 use crate::work::tests::keep_busy;
 
+/// Only to fail instead of hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 const GIF: &[u8] = b"GIF89a\x01\0\x01\0\0\0\0,";
 
 fn here(_host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
@@ -154,10 +157,13 @@ async fn a_large_image_becomes_a_data_url_on_a_work_thread() {
     let (working, end) = keep_busy(&fetcher.0.work).await;
     let mut fetching = Box::pin(fetcher.fetch_all(&mut messages, &media, None, &mut memory));
     let waits_for_a_thread = "genset_frontend_long_work_waiting 1\n";
-    while !metrics.encode().contains(waits_for_a_thread) {
-        assert!((&mut fetching).now_or_never().is_none());
-        tokio::task::yield_now().await;
-    }
+    let waits = async {
+        while !metrics.encode().contains(waits_for_a_thread) {
+            assert!((&mut fetching).now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waits).await.unwrap();
     drop(end);
     working.await.unwrap();
     fetching.await.unwrap();
@@ -237,9 +243,12 @@ async fn a_lookup_has_its_place_until_it_ends_though_nobody_waits() {
     let free = places.available_permits();
     LOOKUP.wait();
     assert_eq!(free, FETCHES_AT_ONCE - 1);
-    while places.available_permits() < FETCHES_AT_ONCE {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let freed = async {
+        while places.available_permits() < FETCHES_AT_ONCE {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, freed).await.unwrap();
 }
 
 #[test]

@@ -47,10 +47,13 @@ impl Pair {
             other,
             engines,
         };
-        while pair.asked().contains(&0) {
-            let response = pair.site.post(CHAT, &chat("Hello", json!({}))).await;
-            assert_eq!(response.status, 200, "{}", response.text());
-        }
+        soon(async {
+            while pair.asked().contains(&0) {
+                let response = pair.site.post(CHAT, &chat("Hello", json!({}))).await;
+                assert_eq!(response.status, 200, "{}", response.text());
+            }
+        })
+        .await;
         pair
     }
 

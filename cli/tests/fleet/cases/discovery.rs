@@ -3,7 +3,7 @@
 use crate::fleet::{Fleet, is_listed, until_all_answer, until_listed, until_unlisted};
 use crate::load::{ask, burst};
 use crate::meeting::Meeting;
-use crate::support::{LOOK_AGAIN, soon, tiny_chat, until};
+use crate::support::{soon, tiny_chat, until};
 
 /// The number of attempts to hit a model's first moment.
 const FIRST_MOMENTS: usize = 20;
@@ -52,15 +52,16 @@ pub(crate) async fn a_model_goes_with_its_last_worker_and_comes_back<M: Meeting>
             worker.stop().await;
         }
         // It is listed until discovery has forgotten the worker; requests meanwhile receive a retryable error.
-        while is_listed(&frontend).await {
+        until(async || {
             if let Err(refusal) = ask(frontend.address).await {
                 let is_clear = refusal.starts_with("503 ")
                     || refusal.starts_with("502 ")
                     || is_unknown(&refusal);
                 assert!(is_clear, "{refusal}");
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
+            !is_listed(&frontend).await
+        })
+        .await;
         // At first the model is expected back, then it is unknown.
         until(async || {
             let refusal = ask(frontend.address).await.expect_err("nobody is there");
