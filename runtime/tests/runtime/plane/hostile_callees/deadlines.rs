@@ -4,9 +4,18 @@ use genset_wire::decode_payload;
 
 use super::*;
 
-/// A request with a short deadline, but long enough to be sent on a busy machine.
+/// Shorter than the patience of the tests.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A request with a deadline, which [`pass_deadline`] lets pass.
 fn hurried() -> RequestContext {
-    ctx().with_deadline(Instant::now() + Duration::from_secs(5))
+    ctx().with_deadline(Instant::now() + DEADLINE)
+}
+
+async fn pass_deadline() {
+    tokio::time::pause();
+    tokio::time::advance(DEADLINE).await;
+    tokio::time::resume();
 }
 
 /// The worker learns that nobody waits for the stream any more.
@@ -25,6 +34,7 @@ async fn a_worker_that_never_answers_is_not_waited_for_beyond_the_deadline() {
     let silent = async {
         let mut peer = Peer::greeting(&trap.listener).await;
         peer.expect(FrameKind::Request).await;
+        pass_deadline().await;
         expect_left(&mut peer).await;
     };
     let (response, ()) = tokio::join!(trap.call_as(hurried()), silent);
@@ -36,6 +46,7 @@ async fn a_worker_that_never_answers_is_not_waited_for_beyond_the_deadline() {
 async fn a_worker_that_stops_in_the_middle_is_not_waited_for_beyond_the_deadline() {
     let trap = Trap::set(deaf()).await;
     let (mut response, mut peer) = trap.open_as(hurried()).await;
+    pass_deadline().await;
     let error = next_error(&mut response).await;
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     expect_left(&mut peer).await;
