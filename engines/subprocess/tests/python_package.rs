@@ -363,8 +363,8 @@ async fn controls_and_drain_reach_the_engine() {
     assert_eq!(controls.stop_profile().await.unwrap(), "weights 0");
     let missing = controls.wake().await.unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::Unsupported);
-    let deadline = Duration::from_secs(5);
-    engine.drain(DrainContext { deadline }).await.unwrap();
+    let drain = DrainContext { deadline: PATIENCE };
+    engine.drain(drain).await.unwrap();
     assert_eq!(notes(&engine).await, ["drained"]);
     engine.cleanup().await.unwrap();
 }
