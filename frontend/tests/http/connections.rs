@@ -8,6 +8,7 @@ use genset_frontend::FrontendConfig;
 use serde_json::json;
 
 use crate::client::{get, post, request};
+use crate::memory::later;
 use crate::script::Script;
 use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, eventually};
 
@@ -154,20 +155,29 @@ async fn a_client_that_reads_nothing_is_disconnected() {
 async fn a_client_says_how_long_an_answer_is_of_use() {
     let engine = Script::silent(100);
     let site = Site::start(engine.clone()).await;
-    let send = async |seconds: &str, further: serde_json::Value| {
+    let asked = |seconds: &str, further: serde_json::Value| {
         let headers = format!("x-request-timeout: {seconds}\r\n");
-        let body = chat("Hello", further).to_string();
-        site.send(request("POST", CHAT, &headers, body)).await
+        request("POST", CHAT, &headers, chat("Hello", further).to_string())
     };
-    let late = send("0.2", json!({})).await;
-    assert_eq!(late.status, 504);
-    assert_eq!(late.header("x-should-retry"), Some("false"));
-    let streamed = send("0.2", json!({"stream": true})).await;
+    let begun = || site.metric("genset_http_time_to_first_token_seconds_count");
+    let late = async |further: serde_json::Value| {
+        let before = begun();
+        let mut client = site.connect().await;
+        client.send(asked("30", further)).await;
+        eventually("its first token is there", || begun() > before).await;
+        later(30).await;
+        client.response().await
+    };
+    let whole = late(json!({})).await;
+    assert_eq!(whole.status, 504);
+    assert_eq!(whole.header("x-should-retry"), Some("false"));
+    let streamed = late(json!({"stream": true})).await;
     assert_eq!(streamed.status, 200);
     assert!(streamed.text().contains("deadline"), "{}", streamed.text());
     eventually("the engine is freed", || engine.active() == 0).await;
     for wrong in ["0", "-1", "soon", "nan", "inf"] {
-        send(wrong, json!({})).await.blames("x-request-timeout");
+        let refused = site.send(asked(wrong, json!({}))).await;
+        refused.blames("x-request-timeout");
     }
     site.idle().await;
     let metrics = site.runtime.metrics().encode();

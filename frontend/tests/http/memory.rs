@@ -108,7 +108,7 @@ async fn an_answer_to_the_program_itself_holds_its_room_until_it_is_dropped() {
 }
 
 /// Advances the server's clock while nothing else happens.
-async fn later(seconds: u64) {
+pub(crate) async fn later(seconds: u64) {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(seconds)).await;
     tokio::time::resume();
