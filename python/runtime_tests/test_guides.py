@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import LONG_S, Program
-from test_llm import MODEL, ask, frontend
+from test_llm import MODEL, ask, frontend, wait_for_model
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)(?: (file|output)=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,8 +39,7 @@ def printed(name: str) -> str:
 
 def completion(address: str, name: str, worker: Program, **options: Any) -> Any:
     """A completion of a worker's model, once the frontend knows the model."""
-    while name not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
-        assert worker.process.poll() is None, "\n".join(worker.lines)
+    wait_for_model(address, name, worker)
     return ask(address, "/v1/completions", {"model": name, "prompt": "one two three four", **options})
 
 

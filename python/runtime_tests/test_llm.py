@@ -48,6 +48,17 @@ def ask(address: str, path: str, body: Any = None) -> Any:
     return json.loads(text)
 
 
+def wait_for_model(address: str, name: str, *programs: Program) -> None:
+    """Waits until the frontend knows the model of these programs; fails if one of them ends."""
+
+    def is_known() -> bool:
+        for program in programs:
+            assert program.process.poll() is None, "\n".join(program.lines)
+        return name in [each["id"] for each in ask(address, "/v1/models")["data"]]
+
+    run(until(is_known, f"the frontend knows {name}"))
+
+
 async def until_known(address: str, name: str, serving: asyncio.Future[Any]) -> None:
     """Waits until the frontend knows a model; fails if what serves it has."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import LONG_S, Program, run, until
-from test_llm import MODEL, ask, frontend
+from test_llm import MODEL, ask, frontend, wait_for_model
 
 from genset import exceptions
 from genset.runtime import Runtime
@@ -159,8 +159,7 @@ def test_an_engine_of_text_runs_with_a_name_alone_and_one_of_tokens_says_what_it
     address = frontend(start_genset)
     worker = Program(sys.executable, NAME_ENGINE, "chat")
     try:
-        while "only-a-name" not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
-            assert worker.process.poll() is None, "\n".join(worker.lines)
+        wait_for_model(address, "only-a-name", worker)
         body = {"model": "only-a-name", "messages": [{"role": "user", "content": "hi"}]}
         assert ask(address, "/v1/chat/completions", body)["choices"][0]["message"]["content"] == "hello"
         assert worker.stop() == 0
@@ -180,8 +179,7 @@ def test_frontend_and_sample_run_as_modules() -> None:
         line = server.wait_for("http://127.0.0.1:")
         address = line[line.index("http://") :].split()[0].rstrip("/,")
         sample.wait_for("the tokenizer is the built-in model's")
-        while "test-model" not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
-            assert sample.process.poll() is None, "\n".join(sample.lines)
+        wait_for_model(address, "test-model", sample)
         body = {"model": "test-model", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
         assert ask(address, "/v1/chat/completions", body)["usage"]["completion_tokens"] == 3
         assert sample.stop() == 0 and server.stop() == 0

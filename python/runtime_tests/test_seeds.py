@@ -24,7 +24,7 @@ import pytest
 from conftest import LONG_S, SEEDS, Program, run
 from pydantic import BaseModel
 from test_deploy import free_port
-from test_llm import MODEL, ask, frontend
+from test_llm import MODEL, ask, frontend, wait_for_model
 
 from genset import sdk
 from genset.runtime import Runtime
@@ -72,12 +72,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-
-
-def wait_for_model(address: str, name: str, *programs: Program) -> None:
-    while name not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
-        for program in programs:
-            assert program.process.poll() is None, "\n".join(program.lines)
 
 
 @pytest.mark.parametrize("number", ["000", "002"])
