@@ -158,21 +158,29 @@ async fn those_that_left_while_they_waited_keep_nobody_out() {
     }
 }
 
+/// Of two with one prompt, the second to be computed finds it in the cache.
 #[tokio::test]
 async fn larger_priority_is_served_first() {
-    let live = Live::start(few(200, 1)).await;
-    let (mut low, mut high) = (request(&[1, 2], 200), request(&[3, 4], 20));
-    (low.priority, high.priority) = (-1, 1);
-    let mut low = live.send(low).await.unwrap();
-    assert!(matches!(
-        in_time(low.next()).await,
-        Some(Ok(Output::Tokens(_)))
-    ));
-    // The other one has the only place.
-    assert_eq!(live.answer(high).await.unwrap().0, answer_to(&[3, 4], 20));
-    let (rest, _) = read(low).await.unwrap();
-    let whole = answer_to(&[1, 2], 200);
-    assert!(whole.ends_with(&rest));
+    let fake = few(200, 1);
+    let switches = Arc::clone(&fake.switches);
+    let live = Live::start(fake).await;
+    let prompt: [TokenId; 10] = [1; 10];
+    let send = |prompt: &[TokenId], priority| {
+        let mut asked = request(prompt, 3);
+        asked.priority = priority;
+        live.send(asked).now_or_never().unwrap().unwrap()
+    };
+    let [first, low, high] = {
+        let _held = switches.gate.lock();
+        // The first has the only place.
+        [send(&[1, 2], 2), send(&prompt, -1), send(&prompt, 1)]
+    };
+    read(first).await.unwrap();
+    for (outputs, cached) in [(high, 0), (low, 8)] {
+        let (tokens, finished) = read(outputs).await.unwrap();
+        assert_eq!(tokens, answer_to(&prompt, 3));
+        assert_eq!(finished.usage.cached_tokens, Some(cached));
+    }
 }
 
 #[tokio::test]
