@@ -13,6 +13,9 @@ use crate::worker::Worker;
 /// Environment variables of one process: names and values.
 pub(crate) type Environment<'a> = &'a [(&'a str, &'a str)];
 
+/// Longer than the default, because a busy machine is not a fault.
+const PEER_TIMEOUT: &str = "--peer-timeout=60";
+
 /// The place where the processes of one test meet.
 pub(crate) struct Fleet {
     folder: TempDir,
@@ -51,13 +54,13 @@ impl Fleet {
 
     /// Starts a worker and waits until it is ready.
     pub(crate) async fn worker_of(&self, words: &[&str], environment: Environment<'_>) -> Worker {
-        let words = [&["run"], words, &["--status-port=0"]].concat();
+        let words = [&["run"], words, &["--status-port=0", PEER_TIMEOUT]].concat();
         Worker::ready(self.command(&words, environment)).await
     }
 
     /// Starts a frontend and waits until it serves a model.
     pub(crate) async fn frontend(&self, environment: Environment<'_>) -> Server {
-        let words = ["run", "in=http", "out=dyn", "--http-port=0"];
+        let words = ["run", "in=http", "out=dyn", "--http-port=0", PEER_TIMEOUT];
         let server = Server::spawn(self.command(&words, environment)).await;
         until(async || server.get("/ready").await.status == 200).await;
         server
