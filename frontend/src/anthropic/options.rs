@@ -12,6 +12,9 @@ const TOOL_IGNORED: [&str; 3] = ["cache_control", "eager_input_streaming", "inpu
 /// What is expected where a schema is missing.
 const A_SCHEMA: &str = "expected an object, a JSON schema";
 
+/// The edit that says how much of the earlier reasoning the model sees.
+const CLEAR_THINKING: &str = "clear_thinking_20251015";
+
 /// The smallest `budget_tokens`, as in Anthropic's API.
 const MIN_THINKING_TOKENS: u64 = 1024;
 
@@ -130,6 +133,27 @@ fn check_budget(budget: Option<Value>, max_tokens: Option<u32>) -> Result<(), Ap
         Some(_) => Ok(()),
         None => Err(ApiError::invalid(name, "expected a number of tokens")),
     }
+}
+
+/// Checks `context_management`. Its only edit here is a hint, because the model's template decides which reasoning it sees again.
+pub(super) fn read_context_management(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    let Some(mut management) = fields.object("context_management")? else {
+        return Ok(());
+    };
+    let edits = management.list("edits")?.unwrap_or_default();
+    if !edits.is_empty() {
+        management.ignore("edits");
+    }
+    for (index, edit) in edits.into_iter().enumerate() {
+        let mut edit = Block::new(format!("context_management.edits[{index}]"), edit)?;
+        let kind = edit.required_string("type")?;
+        if kind != CLEAR_THINKING {
+            let why = format!("{kind:?} is not available, only \"{CLEAR_THINKING}\"");
+            return Err(ApiError::unsupported(edit.path("type"), why));
+        }
+        edit.finish(&["keep"])?;
+    }
+    management.finish(&[])
 }
 
 /// Converts `output_config` to chat fields.

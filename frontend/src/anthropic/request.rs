@@ -5,7 +5,7 @@ use std::rc::Rc;
 use serde_json::{Map, Value, json};
 
 use super::content::chat_messages;
-use super::options::{read_output_config, read_thinking, read_tools};
+use super::options::{read_context_management, read_output_config, read_thinking, read_tools};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::openai::{ChatRequest, Fields, ParamLimits};
@@ -21,9 +21,8 @@ const SAME: [&str; 6] = [
 ];
 
 /// Fields that the API has and this server does not support.
-const REFUSED: [&str; 9] = [
+const REFUSED: [&str; 8] = [
     "container",
-    "context_management",
     "diagnostics",
     "fallbacks",
     "inference_geo",
@@ -115,6 +114,7 @@ impl MessagesRequest {
         chat.insert("messages".into(), messages.into());
         read_tools(&mut fields, &mut chat)?;
         read_output_config(&mut fields, &mut chat)?;
+        read_context_management(&mut fields)?;
         let shows_thinking = read_thinking(&mut fields, max_tokens)?;
         let meter = Rc::clone(fields.meter());
         let hints = fields.finish_request(&["cache_control"])?;

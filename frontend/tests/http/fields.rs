@@ -199,9 +199,10 @@ fn hints() -> [(&'static str, Value, &'static str); 4] {
                 json!({
                     "max_tokens": 4, "service_tier": "priority", "speed": "fast", "metadata": {"user_id": "u"},
                     "output_config": {"effort": "low"},
+                    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
                 }),
             ),
-            "metadata, service_tier, speed, output_config.effort",
+            "metadata, service_tier, speed, context_management.edits, output_config.effort",
         ),
     ]
 }
@@ -229,6 +230,7 @@ async fn hints_are_named_where_nothing_is_generated() {
     let counted = json!({
         "model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "cache_control": {"type": "ephemeral"},
         "output_config": {"effort": "low"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
     });
     let ranked = json!({"model": MODEL, "query": "one", "documents": ["two"], "user": "u"});
     let scored = json!({"model": MODEL, "text_1": "one", "text_2": "two", "user": "u"});
@@ -238,7 +240,7 @@ async fn hints_are_named_where_nothing_is_generated() {
             Script::tokens(encode("Hi")),
             "/v1/messages/count_tokens",
             counted,
-            "cache_control, output_config.effort",
+            "context_management.edits, cache_control, output_config.effort",
         ),
         (scorer(), "/v1/rerank", ranked, "user"),
         (scorer(), "/v1/score", scored, "user"),

@@ -390,6 +390,10 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ("service_tier", json!({"service_tier": 1})),
         ("container", json!({"container": "c"})),
         ("mcp_servers", json!({"mcp_servers": [{}]})),
+        (
+            "context_management.edits[0].type",
+            json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+        ),
         ("n", json!({"n": 2})),
         (
             "thinking.type",
