@@ -54,6 +54,7 @@ ASKING = {
     "max_tool_calls": {"max_tool_calls": 3},
     "user": {"user": "a"},
     "safety_identifier": {"safety_identifier": "a"},
+    "client_metadata": {"client_metadata": {"x-codex-installation-id": "a"}},
     "prompt_cache_key": {"prompt_cache_key": "a"},
     "cache_salt": {"cache_salt": "a"},
     "prompt_cache_options": {"prompt_cache_options": {"mode": "explicit"}},

@@ -30,7 +30,8 @@ const SAME: [&str; 11] = [
 ];
 
 /// Fields that are accepted and have no effect here; `docs/guide/openai-api.md` lists them.
-const IGNORED: [&str; 4] = [
+const IGNORED: [&str; 5] = [
+    "client_metadata",
     "safety_identifier",
     "prompt_cache_options",
     "prompt_cache_retention",
