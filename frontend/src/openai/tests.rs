@@ -350,6 +350,13 @@ fn arguments_of_calls_reach_the_template_as_objects_where_they_are() {
 }
 
 #[test]
+fn a_tool_may_have_the_longest_name_of_any_api() {
+    let named = |name: String| json!({"tools": [{"type": "function", "function": {"name": name}}]});
+    parse_chat(named("f".repeat(128))).unwrap();
+    assert_refused([(named("f".repeat(129)), "tools[0].function.name")]);
+}
+
+#[test]
 fn candidates_are_asked_for_within_their_range() {
     let asked = |further| parse_chat(further).unwrap().params.logprobs;
     assert_eq!(asked(json!({"logprobs": false, "top_logprobs": 0})), None);

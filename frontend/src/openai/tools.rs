@@ -7,8 +7,8 @@ use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::{Meter, is_object};
 
-/// The longest name of a tool, in bytes, as in OpenAI's API.
-const MAX_NAME_BYTES: usize = 64;
+/// The longest name of a tool, in bytes, as in Anthropic's API; OpenAI's takes fewer.
+const MAX_NAME_BYTES: usize = 128;
 
 /// The tools that a request offers.
 #[derive(Debug, Clone, PartialEq)]
