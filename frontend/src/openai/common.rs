@@ -346,8 +346,10 @@ fn read_streaming(fields: &mut Fields<'_>) -> Result<Option<Streaming>, ApiError
         ));
     }
     let has_usage = options.bool("include_usage")?.unwrap_or(false);
-    if options.bool("include_obfuscation")?.is_some() {
-        options.ignore("include_obfuscation");
+    for hint in ["include_obfuscation", "continuous_usage_stats"] {
+        if options.bool(hint)?.is_some() {
+            options.ignore(hint);
+        }
     }
     options.finish(&[])?;
     Ok(Some(Streaming { has_usage }))

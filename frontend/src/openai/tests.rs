@@ -350,6 +350,19 @@ fn arguments_of_calls_reach_the_template_as_objects_where_they_are() {
 }
 
 #[test]
+fn options_of_a_stream_that_have_no_effect_are_named() {
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let request = parse_chat(json!({"stream": true, "stream_options": options})).unwrap();
+    let ignored: Vec<&str> = request.params.hints.fields().collect();
+    assert_eq!(ignored, ["stream_options.continuous_usage_stats"]);
+    let options = json!({"continuous_usage_stats": 1});
+    assert_refused([(
+        json!({"stream": true, "stream_options": options}),
+        "stream_options.continuous_usage_stats",
+    )]);
+}
+
+#[test]
 fn a_tool_may_have_the_longest_name_of_any_api() {
     let named = |name: String| json!({"tools": [{"type": "function", "function": {"name": name}}]});
     parse_chat(named("f".repeat(128))).unwrap();
