@@ -336,17 +336,18 @@ fn only_a_natural_end_with_calls_is_one_for_calls() {
 
 #[test]
 fn arguments_of_calls_reach_the_template_as_objects_where_they_are() {
-    let read = |arguments: &str| {
+    let read = |arguments: Value| {
         let function = json!({"name": "f", "arguments": arguments});
         let call = json!({"id": "a", "type": "function", "function": function});
         let request =
             parse_chat(json!({"messages": [{"role": "assistant", "tool_calls": [call]}]}));
         request.unwrap().messages.remove(0)["tool_calls"][0]["function"]["arguments"].clone()
     };
-    assert_eq!(read("{\"a\": 1}"), json!({"a": 1}));
-    assert_eq!(read(" "), json!({}));
-    assert_eq!(read("{\"a\": "), json!("{\"a\": "));
-    assert_eq!(read("[1]"), json!("[1]"));
+    assert_eq!(read(json!("{\"a\": 1}")), json!({"a": 1}));
+    assert_eq!(read(json!({"a": 1})), json!({"a": 1}));
+    assert_eq!(read(json!(" ")), json!({}));
+    assert_eq!(read(json!("{\"a\": ")), json!("{\"a\": "));
+    assert_eq!(read(json!("[1]")), json!("[1]"));
 }
 
 #[test]

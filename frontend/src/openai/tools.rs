@@ -224,6 +224,7 @@ fn read_call(at: &str, call: &mut Value, meter: &Meter) -> Result<(), ApiError> 
         return Err(ApiError::invalid(format!("{at}.name"), "expected a string"));
     }
     match function.get_mut("arguments") {
+        Some(Value::Object(_)) => Ok(()),
         Some(arguments @ Value::String(_)) => {
             let text = arguments.as_str().unwrap_or_default().trim();
             if text.is_empty() {
