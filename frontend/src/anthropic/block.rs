@@ -8,6 +8,15 @@ use crate::turns::join;
 
 /// Takes a text value: a string, or a list of text blocks, joined as paragraphs.
 pub(super) fn text(at: &str, value: Value) -> Result<String, ApiError> {
+    text_beside(at, value, |block, kind| Err(no_block(&block, kind)))
+}
+
+/// Like [`text`]. Blocks of other types go to `read`, with the type.
+pub(super) fn text_beside(
+    at: &str,
+    value: Value,
+    mut read: impl FnMut(Block, &str) -> Result<(), ApiError>,
+) -> Result<String, ApiError> {
     let blocks = match value {
         Value::String(text) => return Ok(text),
         Value::Array(blocks) => blocks,
@@ -21,7 +30,7 @@ pub(super) fn text(at: &str, value: Value) -> Result<String, ApiError> {
         let mut block = Block::new(format!("{at}[{index}]"), block)?;
         match block.required_string("type")?.as_str() {
             "text" => join(&mut joined, &text_block(block)?),
-            other => return Err(no_block(&block, other)),
+            other => read(block, other)?,
         }
     }
     Ok(joined)

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::block::{Block, no_block, text, text_block};
+use super::block::{Block, no_block, text, text_beside, text_block};
 use crate::error::ApiError;
 use crate::openai::check_shown;
 use crate::turns::{Turns, join};
@@ -125,14 +125,24 @@ fn read_image(mut block: Block) -> Result<(String, Value), ApiError> {
 fn read_result(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {
     let id = block.required_string("tool_use_id")?;
     let at = block.path("content");
-    let content = block.take("content").map(|content| text(&at, content));
+    let mut images = Vec::new();
+    let content = block.take("content").map(|content| {
+        text_beside(&at, content, |block, kind| {
+            if kind != "image" {
+                return Err(no_block(&block, kind));
+            }
+            let (at, part) = read_image(block)?;
+            images.push((part, at));
+            Ok(())
+        })
+    });
     let mut content = content.transpose()?.unwrap_or_default();
     // A chat has no field for it; the model reads it as text.
     if block.flag("is_error")? {
         content.insert_str(0, "Error: ");
     }
     block.finish(&IGNORED)?;
-    turns.result(&id, &content);
+    turns.result(&id, &content, images);
     Ok(())
 }
 

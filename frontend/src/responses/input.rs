@@ -214,17 +214,21 @@ fn read_call(mut item: Block) -> Result<Item, ApiError> {
 
 fn read_call_output(mut item: Block) -> Result<Item, ApiError> {
     let at = item.path("output");
-    let output = match item.take("output") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => read_parts(&at, parts)?.concat(),
+    let (output, shown) = match item.take("output") {
+        Some(Value::String(text)) => (text, Vec::new()),
+        Some(Value::Array(parts)) => {
+            let (texts, shown) = read_users_parts(&at, parts)?;
+            (texts.concat(), shown)
+        }
         _ => {
-            let problem = "expected a string or a list of text parts";
+            let problem = "expected a string or a list of parts";
             return Err(ApiError::invalid(at, problem));
         }
     };
     let call = Item::CallOutput {
         call_id: item.required_string("call_id")?,
         output,
+        shown,
         id: id(&mut item, "fco")?,
     };
     item.finish(&["status"])?;

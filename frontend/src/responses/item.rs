@@ -43,15 +43,17 @@ pub enum Item {
         id: String,
         /// The call.
         call_id: String,
-        /// The tool's output.
+        /// The text of the tool's output.
         output: String,
+        /// Media in the output, which follow its text.
+        shown: Vec<Shown>,
     },
 }
 
-/// An image or audio in a message.
+/// An image or audio in a message or in a call's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
-    /// The number of text parts before it.
+    /// The number of text parts before it; in an output, of all.
     pub(super) after: usize,
     /// Its position in the request.
     pub(super) at: String,
@@ -142,8 +144,16 @@ impl Item {
                 turns.assistant().calls.push(call);
             }
             Self::CallOutput {
-                call_id, output, ..
-            } => turns.result(call_id, output),
+                call_id,
+                output,
+                shown,
+                ..
+            } => {
+                let media = shown
+                    .iter()
+                    .map(|medium| (medium.in_chat(), medium.at.clone()));
+                turns.result(call_id, output, media.collect());
+            }
         }
     }
 
@@ -175,7 +185,11 @@ impl Item {
                 id,
                 call_id,
                 output,
-            } => id.len() + call_id.len() + output.len(),
+                shown,
+            } => {
+                let shown: usize = shown.iter().map(Shown::bytes).sum();
+                id.len() + call_id.len() + output.len() + shown
+            }
         };
         text + size_of::<Self>()
     }

@@ -135,11 +135,21 @@ impl Serialize for ItemJson<'_> {
                 object.serialize_entry("status", self.status)?;
             }
             Item::CallOutput {
-                call_id, output, ..
+                call_id,
+                output,
+                shown,
+                ..
             } => {
                 object.serialize_entry("type", "function_call_output")?;
                 object.serialize_entry("call_id", call_id)?;
-                object.serialize_entry("output", output)?;
+                if shown.is_empty() {
+                    object.serialize_entry("output", output)?;
+                } else {
+                    let media = shown.iter().map(|medium| PartJson::Shown(&medium.part));
+                    let text = PartJson::Text(TextJson::Input { text: output });
+                    let parts: Vec<_> = std::iter::once(text).chain(media).collect();
+                    object.serialize_entry("output", &parts)?;
+                }
                 object.serialize_entry("status", self.status)?;
             }
         }

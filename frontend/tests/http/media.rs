@@ -312,3 +312,44 @@ async fn other_apis_show_images_in_their_own_words() {
     site.idle().await;
     site.close().await;
 }
+
+/// Templates show no images in results.
+#[tokio::test]
+async fn images_of_results_follow_the_last_result() {
+    let site = Site::start(Arc::new(Seeing)).await;
+    let said = "messages[4].content[0] gif 14;";
+    let base64 = GIF.split_once(',').unwrap().1;
+    let source = json!({"type": "base64", "media_type": "image/gif", "data": base64});
+    let found = json!([{"type": "text", "text": "Here."}, {"type": "image", "source": source}]);
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "look", "input": {}});
+    let result = |id: &str, content: Value| json!({"type": "tool_result", "tool_use_id": id, "content": content});
+    let results = [result("a", found), result("b", json!("Nothing."))];
+    let body = json!({"model": MODEL, "max_tokens": 100, "messages": [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [call("a"), call("b")]},
+        {"role": "user", "content": results},
+    ]});
+    let answer = site.post("/v1/messages", &body).await;
+    assert_eq!(
+        answer.json()["content"][0]["text"],
+        said,
+        "{}",
+        answer.text()
+    );
+
+    let found = json!([{"type": "input_text", "text": "Here."}, {"type": "input_image", "image_url": GIF, "detail": "auto"}]);
+    let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "look", "arguments": "{}"});
+    let output = |id: &str, output: &Value| json!({"type": "function_call_output", "call_id": id, "output": output});
+    let items = json!([
+        {"role": "user", "content": "Look."}, call("a"), call("b"), output("a", &found), output("b", &json!("Nothing.")),
+    ]);
+    let body = json!({"model": MODEL, "max_output_tokens": 100, "input": items});
+    let answer = site.post("/v1/responses", &body).await.json();
+    assert_eq!(answer["output"][0]["content"][0]["text"], said, "{answer}");
+    let id = answer["id"].as_str().expect("an id");
+    let path = format!("/v1/responses/{id}/input_items?order=asc");
+    let items = site.get(&path).await.json();
+    assert_eq!(items["data"][3]["output"], found, "{items}");
+    site.idle().await;
+    site.close().await;
+}

@@ -365,9 +365,15 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
             user(json!([{"type": "tool_result", "tool_use_id": "a", "is_error": 1}])),
         ),
         (
-            &format!("{block}.content[0].type"),
+            &format!("{block}.content[0].source"),
             user(
                 json!([{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]),
+            ),
+        ),
+        (
+            &format!("{block}.content[0].type"),
+            user(
+                json!([{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document"}]}]),
             ),
         ),
         (
