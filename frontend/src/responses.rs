@@ -14,6 +14,7 @@ mod request;
 mod response;
 mod store;
 mod stream;
+mod tools;
 
 pub use error::param_name;
 pub use input::FindItem;

@@ -83,7 +83,7 @@ pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
         })));
     }
     let mut memory = call.guard.memory().another();
-    let mut output = Output::default();
+    let mut output = Output::of(&head);
     let add = |delta: Delta<'_>, rated: &[TokenLogprobs]| output.add(delta, rated);
     let (end, ending) = answer.read_all(&mut memory, add).await?;
     output.add_rated(&ending.rated);

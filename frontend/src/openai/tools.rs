@@ -96,7 +96,12 @@ fn check_tool(at: &str, tool: &Value) -> Result<(), ApiError> {
     let Some(Value::Object(function)) = tool.get("function") else {
         return Err(ApiError::invalid(at, "expected an object with a name"));
     };
-    check_name(&format!("{at}.name"), function.get("name"))?;
+    check_function(&at, function)
+}
+
+/// Checks a function, whose fields are below `at`.
+pub(crate) fn check_function(at: &str, function: &Map<String, Value>) -> Result<(), ApiError> {
+    check_tool_name(&format!("{at}.name"), function.get("name"))?;
     let is = |field: &str, matches: fn(&Value) -> bool, expected: &str| match function.get(field) {
         Some(value) if !value.is_null() && !matches(value) => Err(ApiError::invalid(
             format!("{at}.{field}"),
@@ -122,7 +127,8 @@ fn check_kind(at: &str, object: &Map<String, Value>) -> Result<(), ApiError> {
     }
 }
 
-fn check_name(at: &str, name: Option<&Value>) -> Result<(), ApiError> {
+/// Checks the name of a tool.
+pub(crate) fn check_tool_name(at: &str, name: Option<&Value>) -> Result<(), ApiError> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     match name {
         Some(Value::String(name))

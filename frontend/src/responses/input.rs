@@ -204,6 +204,7 @@ fn read_part(at: String, part: Value) -> Result<String, ApiError> {
 fn read_call(mut item: Block) -> Result<Item, ApiError> {
     let call = Item::Call {
         call_id: item.required_string("call_id")?,
+        namespace: item.string("namespace")?,
         name: item.required_string("name")?,
         arguments: item.required_string("arguments")?,
         id: id(&mut item, "fc")?,

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::tools::seen_name;
 use crate::json::value_bytes;
 use crate::turns::{Turns, join};
 
@@ -32,7 +33,9 @@ pub enum Item {
         id: String,
         /// The id that the call's output refers to.
         call_id: String,
-        /// The tool.
+        /// The namespace of the function, if it has one.
+        namespace: Option<String>,
+        /// The function.
         name: String,
         /// The arguments; should be a JSON object.
         arguments: String,
@@ -135,10 +138,12 @@ impl Item {
             Self::Reasoning { text, .. } => join(&mut turns.assistant().thinking, text),
             Self::Call {
                 call_id,
+                namespace,
                 name,
                 arguments,
                 ..
             } => {
+                let name = seen_name(namespace.as_deref(), name);
                 let function = json!({"name": name, "arguments": arguments});
                 let call = json!({"id": call_id, "type": "function", "function": function});
                 turns.assistant().calls.push(call);
@@ -178,9 +183,13 @@ impl Item {
             Self::Call {
                 id,
                 call_id,
+                namespace,
                 name,
                 arguments,
-            } => id.len() + call_id.len() + name.len() + arguments.len(),
+            } => {
+                let namespace = namespace.as_ref().map_or(0, String::len);
+                id.len() + call_id.len() + namespace + name.len() + arguments.len()
+            }
             Self::CallOutput {
                 id,
                 call_id,

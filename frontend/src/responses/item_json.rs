@@ -124,12 +124,16 @@ impl Serialize for ItemJson<'_> {
             }
             Item::Call {
                 call_id,
+                namespace,
                 name,
                 arguments,
                 ..
             } => {
                 object.serialize_entry("type", "function_call")?;
                 object.serialize_entry("call_id", call_id)?;
+                if let Some(namespace) = namespace {
+                    object.serialize_entry("namespace", namespace)?;
+                }
                 object.serialize_entry("name", name)?;
                 object.serialize_entry("arguments", arguments)?;
                 object.serialize_entry("status", self.status)?;

@@ -1,10 +1,13 @@
 //! [`Output`] assembles an answer's deltas into items.
 
+use std::sync::Arc;
+
 use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::item::{Item, Speaker, new_id};
 use super::item_json::ItemJson;
+use super::response::{Repeated, ResponseHead};
 use super::store::kept_output_bytes;
 use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
@@ -28,6 +31,8 @@ use crate::openai::chat_token;
 #[derive(Debug, Default)]
 pub struct Output {
     items: Vec<Made>,
+    /// Knows the namespaces of functions.
+    repeated: Arc<Repeated>,
 }
 
 /// An item, and the log probabilities of its text as JSON text: they are written several times, and JSON values would take
@@ -39,6 +44,15 @@ struct Made {
 }
 
 impl Output {
+    /// The output of a response without items yet.
+    #[must_use]
+    pub fn of(head: &ResponseHead) -> Self {
+        Self {
+            items: Vec::new(),
+            repeated: Arc::clone(&head.repeated),
+        }
+    }
+
     /// Whether this delta begins a new item.
     #[must_use]
     pub fn begins_item(&self, delta: Delta<'_>) -> bool {
@@ -110,12 +124,16 @@ impl Output {
                 id: new_id("rs"),
                 text: String::new(),
             },
-            Delta::ToolCall { name, id, .. } => Item::Call {
-                id: new_id("fc"),
-                call_id: id.to_owned(),
-                name: name.to_owned(),
-                arguments: String::new(),
-            },
+            Delta::ToolCall { name, id, .. } => {
+                let (namespace, name) = self.repeated.namespaces.split(name);
+                Item::Call {
+                    id: new_id("fc"),
+                    call_id: id.to_owned(),
+                    namespace: namespace.map(str::to_owned),
+                    name: name.to_owned(),
+                    arguments: String::new(),
+                }
+            }
             Delta::Arguments { .. } => return,
         };
         self.items.push(Made {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::input::{FindItem, InputItems, read_input};
 use super::item::{Item, Speaker};
 use super::response::Repeated;
+use super::tools::read_tools;
 use crate::block::Block;
 use crate::error::ApiError;
 use crate::json::{JsonBody, Meter, value_bytes};
@@ -123,7 +124,7 @@ impl ResponsesRequest {
         read_logprobs(&mut fields, &mut chat, &mut repeated)?;
         read_text(&mut fields, &mut chat)?;
         read_reasoning(&mut fields, &mut chat)?;
-        read_tools(&mut fields, &mut chat)?;
+        repeated.namespaces = read_tools(&mut fields, &mut chat)?;
         read_stream_options(&mut fields, is_stream)?;
         // Only repeated in the response.
         drop(fields.take("metadata")?);
@@ -323,53 +324,6 @@ fn read_reasoning(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Res
     let standard = [json!("standard")];
     reasoning.refuse("mode", &standard, "only \"standard\" is available")?;
     reasoning.finish(&["summary", "generate_summary"])
-}
-
-/// Parses `tools` and `tool_choice`, whose functions are nested one level less than a chat's.
-fn read_tools(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    if let Some(tools) = fields.list("tools")? {
-        let tools = tools.into_iter().enumerate();
-        let tools = tools.map(|(index, tool)| read_tool(format!("tools[{index}]"), tool));
-        let tools = tools.collect::<Result<Vec<_>, _>>()?;
-        chat.insert("tools".into(), tools.into());
-    }
-    match fields.take("tool_choice")? {
-        None => {}
-        Some(choice @ Value::Object(_)) => {
-            let mut choice = Block::new("tool_choice".into(), choice)?;
-            let kind = choice.required_string("type")?;
-            if kind != "function" {
-                let why = format!("{kind:?} is not available, only \"function\"");
-                return Err(ApiError::unsupported("tool_choice.type", why));
-            }
-            let name = choice.required_string("name")?;
-            choice.finish(&[])?;
-            let choice = json!({"type": "function", "function": {"name": name}});
-            chat.insert("tool_choice".into(), choice);
-        }
-        Some(other) => {
-            chat.insert("tool_choice".into(), other);
-        }
-    }
-    Ok(())
-}
-
-fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
-    let mut tool = Block::new(at, tool)?;
-    let kind = tool.required_string("type")?;
-    if kind != "function" {
-        let why = format!("tools of type {kind:?} run at OpenAI's; only \"function\" is available");
-        return Err(ApiError::unsupported(tool.path("type"), why));
-    }
-    let mut function = Map::new();
-    for name in ["name", "description", "parameters", "strict"] {
-        if let Some(value) = tool.take(name) {
-            function.insert(name.into(), value);
-        }
-    }
-    tool.refuse("defer_loading", &[json!(false)])?;
-    tool.finish(&[])?;
-    Ok(json!({"type": "function", "function": function}))
 }
 
 fn read_stream_options(fields: &mut Fields<'_>, is_stream: bool) -> Result<(), ApiError> {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::param_name;
 use super::output::{Output, OutputJson};
+use super::tools::Namespaces;
 use crate::answer::{AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::json::value_bytes;
@@ -55,6 +56,8 @@ pub struct Repeated {
     fields: Map<String, Value>,
     /// Whether text has log probabilities.
     pub(super) has_logprobs: bool,
+    /// The functions of its namespaces.
+    pub(super) namespaces: Namespaces,
 }
 
 impl Repeated {
@@ -68,13 +71,13 @@ impl Repeated {
         });
         Ok(Self {
             fields: values.into_iter().collect::<Result<_, _>>()?,
-            has_logprobs: false,
+            ..Self::default()
         })
     }
 
     /// Its approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.fields.values().map(value_bytes).sum()
+        self.namespaces.bytes() + self.fields.values().map(value_bytes).sum::<usize>()
     }
 
     /// Its approximate memory in bytes, including the serialized copies.
@@ -315,7 +318,7 @@ mod tests {
         let text = tools.to_string().len();
         let repeated = Repeated {
             fields: Map::from_iter([("tools".to_owned(), tools)]),
-            has_logprobs: false,
+            ..Repeated::default()
         };
         let copies = repeated.bytes_with_copies() - repeated.bytes();
         assert!(copies > 3 * text && copies < 4 * text, "{copies} {text}");

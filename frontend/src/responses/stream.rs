@@ -31,8 +31,8 @@ impl ResponseEncoder {
     #[must_use]
     pub fn new(head: ResponseHead) -> Self {
         Self {
+            output: Output::of(&head),
             head,
-            output: Output::default(),
             is_open: false,
             sequence_number: 0,
         }

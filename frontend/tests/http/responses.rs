@@ -2,6 +2,7 @@
 
 mod held;
 mod long;
+mod namespaces;
 mod references;
 
 use genset_backend_common::{EngineError, ErrorKind};

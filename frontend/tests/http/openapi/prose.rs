@@ -159,14 +159,22 @@ fn into_vocabulary(ids: &mut Value) {
 fn mend_tools(body: &mut Map<String, Value>) {
     let tools = body.get_mut("tools").and_then(Value::as_array_mut);
     let mut has_tools = false;
+    let mut first = "tool_0";
     for (index, tool) in tools.into_iter().flatten().enumerate() {
         has_tools = true;
+        if index == 0 && tool["type"] == "namespace" {
+            first = "tool_0__tool_0";
+        }
         let function = if tool.get("function").is_some() {
             &mut tool["function"]
         } else {
             tool
         };
         function["name"] = format!("tool_{index}").into();
+        let inner = function.get_mut("tools").and_then(Value::as_array_mut);
+        for (index, inner) in inner.into_iter().flatten().enumerate() {
+            inner["name"] = format!("tool_{index}").into();
+        }
     }
     let Some(choice) = body.get_mut("tool_choice") else {
         return;
@@ -174,9 +182,9 @@ fn mend_tools(body: &mut Map<String, Value>) {
     match choice {
         Value::Object(choice) => {
             if let Some(function) = choice.get_mut("function") {
-                function["name"] = "tool_0".into();
+                function["name"] = first.into();
             } else if choice.contains_key("name") {
-                choice.insert("name".into(), "tool_0".into());
+                choice.insert("name".into(), first.into());
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
