@@ -184,7 +184,16 @@ impl CommonParams {
             at_most(&name, limits.max_stop_token_ids, ids.len(), "different ids")?;
             self.stop.stop_token_ids = ids.into();
         }
-        self.sampling.top_k = fields.u32("top_k")?.or(self.sampling.top_k);
+        match fields.i64("top_k")? {
+            None => {}
+            // No limit, as the engines that have this option write it.
+            Some(-1 | 0) => self.sampling.top_k = None,
+            Some(top_k) => {
+                let problem = "must be between -1 and 4294967295";
+                let invalid = |_| ApiError::invalid(fields.full_name("top_k"), problem);
+                self.sampling.top_k = Some(u32::try_from(top_k).map_err(invalid)?);
+            }
+        }
         self.sampling.min_p = fields.f32("min_p")?.or(self.sampling.min_p);
         self.sampling.repetition_penalty = fields
             .f32("repetition_penalty")?

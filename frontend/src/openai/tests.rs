@@ -113,6 +113,10 @@ fn of_two_extensions_the_later_read_counts() {
     assert_eq!(request.params.sampling.top_k, Some(3));
     let request = parse_chat(json!({"top_k": 1, "genset": {"top_k": 2}, "nvext": {}})).unwrap();
     assert_eq!(request.params.sampling.top_k, Some(2));
+    for no_limit in [-1, 0] {
+        let request = parse_chat(json!({"top_k": 1, "nvext": {"top_k": no_limit}})).unwrap();
+        assert_eq!(request.params.sampling.top_k, None);
+    }
 }
 
 #[test]

@@ -260,7 +260,7 @@ async fn refusals() {
         json!({"temperature": 2.5}),
         json!({"temperature": "hot"}),
         json!({"top_p": -0.5}),
-        json!({"top_k": 0}),
+        json!({"top_k": -2}),
         json!({"presence_penalty": 1}),
         json!({"logit_bias": {"a": 1}}),
         json!({"logit_bias": {"1": "b"}}),

@@ -390,7 +390,7 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ("stop_sequences", json!({"stop_sequences": [""]})),
         ("stop_sequences", json!({"stop_sequences": vec!["a"; 17]})),
         ("temperature", json!({"temperature": "hot"})),
-        ("top_k", json!({"top_k": -1})),
+        ("top_k", json!({"top_k": -2})),
         ("stream", json!({"stream": 1})),
         ("metadata", json!({"metadata": 1})),
         ("service_tier", json!({"service_tier": 1})),
