@@ -5,7 +5,7 @@ use std::sync::Arc;
 use genset_backend_common::{
     GuidedDecoding, Input, RequestField, config::no_media, request::ChatInput,
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::encode::Plain;
 use super::{Job, Room, bind, bytes_to_work_on, refuse_token_options};
@@ -16,6 +16,7 @@ use crate::openai::{
 };
 use crate::parsers::Splitting;
 use crate::text::{TemplateError, TemplateInput};
+use crate::turns::join;
 use crate::work::{Owner, SHORT_WORK_BYTES, brief};
 
 impl Job {
@@ -241,13 +242,19 @@ impl Chat {
             let why = format!("the model '{model}' has no chat template; use /v1/completions");
             return Err(ApiError::unsupported("messages", why));
         };
-        let rendered = match template.render(&self.input()) {
-            // Most templates take the arguments of calls as objects; some concatenate them as text.
-            Err(TemplateError::Render { .. }) if arguments_as_text(&mut self.messages) => {
-                template.render(&self.input())
-            }
-            rendered => rendered,
-        };
+        let mut rendered = template.render(&self.input());
+        // Some templates raise an exception for any system message but the first.
+        if let Err(TemplateError::Raised { .. }) = rendered
+            && lead_with_instructions(&mut self.messages)
+        {
+            rendered = template.render(&self.input());
+        }
+        // Most templates take the arguments of calls as objects; some concatenate them as text.
+        if let Err(TemplateError::Render { .. }) = rendered
+            && arguments_as_text(&mut self.messages)
+        {
+            rendered = template.render(&self.input());
+        }
         rendered.map_err(|error| refused_by_template(&error))
     }
 
@@ -284,6 +291,23 @@ impl Chat {
             extra: &self.template_args,
         }
     }
+}
+
+/// Joins all system messages to one at the beginning. Returns whether there was one behind the first message.
+fn lead_with_instructions(messages: &mut Vec<Value>) -> bool {
+    let is_system = |message: &Value| message["role"] == "system";
+    if !messages.iter().skip(1).any(is_system) {
+        return false;
+    }
+    let all = std::mem::take(messages).into_iter();
+    let (instructions, others): (Vec<Value>, Vec<Value>) = all.partition(is_system);
+    let mut joined = String::new();
+    for message in &instructions {
+        join(&mut joined, message["content"].as_str().unwrap_or_default());
+    }
+    messages.push(json!({"role": "system", "content": joined}));
+    messages.extend(others);
+    true
 }
 
 /// The name of the field and of the template's variable.

@@ -26,6 +26,7 @@ mod golden;
 mod guided;
 mod guided_limits;
 mod instances;
+mod instructions;
 mod keep_alive;
 mod logprobs;
 mod media;
