@@ -53,6 +53,8 @@ pub(super) fn read_input(input: Option<Value>, find: FindItem<'_>) -> Result<Inp
 impl InputItems {
     fn add(&mut self, at: String, item: Value, find: FindItem<'_>) -> Result<(), ApiError> {
         let mut item = Block::new(at, item)?;
+        // What Codex says to OpenAI about each item.
+        drop(item.take("internal_chat_message_metadata_passthrough"));
         // A message may omit its type.
         let kind = item.string("type")?;
         let read = match kind.as_deref() {

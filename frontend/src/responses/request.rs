@@ -31,7 +31,8 @@ const SAME: [&str; 11] = [
 ];
 
 /// Fields that are accepted and have no effect here; `docs/guide/openai-api.md` lists them.
-const IGNORED: [&str; 5] = [
+const IGNORED: [&str; 6] = [
+    "access_programs",
     "client_metadata",
     "safety_identifier",
     "prompt_cache_options",
@@ -40,14 +41,13 @@ const IGNORED: [&str; 5] = [
 ];
 
 /// Fields that the API has and this server does not support, and their neutral values, which are accepted.
-fn refused() -> [(&'static str, Vec<Value>); 7] {
+fn refused() -> [(&'static str, Vec<Value>); 6] {
     [
         ("background", vec![json!(false)]),
         ("conversation", vec![]),
         ("context_management", vec![json!([])]),
         ("prompt", vec![]),
         ("moderation", vec![]),
-        ("access_programs", vec![]),
         ("image", vec![]),
     ]
 }

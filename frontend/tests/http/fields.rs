@@ -189,8 +189,10 @@ fn hints() -> [(&'static str, Value, &'static str); 4] {
                 "model": MODEL, "input": "Hi", "service_tier": "flex", "text": {"verbosity": "low"},
                 "safety_identifier": "s", "reasoning": {"effort": "low", "summary": "auto"},
                 "include": vec!["reasoning.encrypted_content"; 1000], "client_metadata": {"x-codex-installation-id": "i"},
+                "access_programs": {"cyber": "standard"},
             }),
-            "include[0], text.verbosity, reasoning.summary, safety_identifier, client_metadata, service_tier, reasoning.effort",
+            "include[0], text.verbosity, reasoning.summary, safety_identifier, client_metadata, access_programs, service_tier, \
+             reasoning.effort",
         ),
         (
             "/v1/messages",

@@ -334,7 +334,10 @@ async fn calls_and_what_they_came_to_reach_the_template() {
     let response = site.post(RESPONSES, &second).await;
     assert_eq!(response.status, 200, "{}", response.text());
     // The same conversation, sent whole.
-    let mut items = vec![json!({"type": "message", "role": "user", "content": "Weather?"})];
+    let mut items = vec![
+        json!({"type": "message", "role": "user", "content": "Weather?",
+            "internal_chat_message_metadata_passthrough": {"turn_id": "t"}}),
+    ];
     items.extend(first["output"].as_array().cloned().unwrap_or_default());
     items.extend(second["input"].as_array().cloned().unwrap_or_default());
     let whole = asked(items, json!({"tools": tools(), "store": false}));
