@@ -11,6 +11,9 @@ use crate::turns::{Turns, join};
 /// Fields of calls and results that have no meaning for a model.
 const IGNORED: [&str; 3] = ["cache_control", "caller", "toolset_name"];
 
+/// How a line for Anthropic's accounts begins.
+const BILLING: &str = "x-anthropic-billing-header:";
+
 /// Returns the chat messages, and the positions of their images.
 ///
 /// # Errors
@@ -26,8 +29,9 @@ pub(super) fn chat_messages(
     let mut turns = Turns::default();
     if let Some(system) = system {
         let system = text("system", system)?;
+        let system = without_billing(&system);
         if !system.is_empty() {
-            turns.system(&system);
+            turns.system(system);
         }
     }
     for (index, message) in messages.into_iter().enumerate() {
@@ -39,6 +43,17 @@ pub(super) fn chat_messages(
         return Err(ApiError::unsupported("messages", why));
     }
     Ok(turns.into_messages())
+}
+
+/// Leaves out the first line of Claude Code's instructions, which is for Anthropic's accounts. It differs in every request: no
+/// prompt would begin with the cached prefix of an earlier one.
+fn without_billing(system: &str) -> &str {
+    match system.strip_prefix(BILLING) {
+        None => system,
+        Some(line) => line
+            .split_once('\n')
+            .map_or("", |(_, rest)| rest.trim_start_matches('\n')),
+    }
 }
 
 fn read_message(at: String, message: Value, turns: &mut Turns) -> Result<(), ApiError> {
@@ -166,4 +181,27 @@ fn read_call(mut block: Block) -> Result<Value, ApiError> {
     block.finish(&IGNORED)?;
     let function = json!({"name": name, "arguments": input.to_string()});
     Ok(json!({"id": id, "type": "function", "function": function}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_line_for_accounts_is_left_out() {
+        let line = "x-anthropic-billing-header: cc_version=2.1; cch=eb6c6;";
+        for (system, expected) in [
+            (
+                format!("{line}\n\nBe brief.\nBe kind."),
+                "Be brief.\nBe kind.",
+            ),
+            (format!("{line}\nBe brief."), "Be brief."),
+            (line.to_owned(), ""),
+            ("Be brief.".to_owned(), "Be brief."),
+        ] {
+            assert_eq!(without_billing(&system), expected, "{system}");
+        }
+        let later = format!("Be brief.\n{line}");
+        assert_eq!(without_billing(&later), later);
+    }
 }

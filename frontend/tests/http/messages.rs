@@ -236,7 +236,11 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
         ]},
         {"role": "system", "content": [{"type": "text", "text": "Be quick.", "cache_control": cached}]},
     ]);
-    let system = json!([{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind.", "cache_control": cached}]);
+    let billing = "x-anthropic-billing-header: cc_version=2.1; cch=eb6c6;";
+    let system = json!([
+        {"type": "text", "text": billing}, {"type": "text", "text": "Be brief."},
+        {"type": "text", "text": "Be kind.", "cache_control": cached},
+    ]);
     let further = json!({
         "messages": messages, "system": system, "tools": tools(), "top_k": 3, "top_p": 0.5, "temperature": 1,
         "stop_sequences": ["x"], "metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": cached,
