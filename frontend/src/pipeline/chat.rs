@@ -182,10 +182,17 @@ impl Chat {
             (Some(_), ToolChoice::None) => splitting = None,
             (Some(field), ToolChoice::Auto) => self.refuse_bound_content(model, &field)?,
         }
-        if let (true, Some(text), Some(splitting)) = (self.has_media, &model.text, &mut splitting)
-            && let Some(prompt) = self.prompt_of_texts(text)
-        {
-            splitting.see_prompt(&prompt);
+        if let (true, Some(text)) = (self.has_media, &model.text) {
+            let mut prompt = self.prompt_of_texts(text);
+            // The engine's own template would refuse them too.
+            if let Some(Err(TemplateError::Raised { .. })) = prompt
+                && lead_with_instructions(&mut self.messages)
+            {
+                prompt = self.prompt_of_texts(text);
+            }
+            if let (Some(Ok(prompt)), Some(splitting)) = (prompt, &mut splitting) {
+                splitting.see_prompt(&prompt);
+            }
         }
         if self.has_media {
             // In OpenAI's API they are text.
@@ -258,8 +265,9 @@ impl Chat {
         rendered.map_err(|error| refused_by_template(&error))
     }
 
-    /// The prompt without its media: it ends like the engine's, if the model's own template determines that.
-    fn prompt_of_texts(&self, text: &TextFiles) -> Option<String> {
+    /// The prompt without its media: it ends like the engine's, if the model's own template determines that. `None` without a
+    /// template.
+    fn prompt_of_texts(&self, text: &TextFiles) -> Option<Result<String, TemplateError>> {
         let texts = |message: &Value| {
             let fields = message.as_object()?.iter();
             let fields = fields.map(|(name, value)| {
@@ -280,7 +288,7 @@ impl Chat {
             messages: &messages?,
             ..self.input()
         };
-        text.template.as_ref()?.render(&input).ok()
+        Some(text.template.as_ref()?.render(&input))
     }
 
     fn input(&self) -> TemplateInput<'_> {
@@ -295,7 +303,7 @@ impl Chat {
 
 /// Joins all system messages to one at the beginning. Returns whether there was one behind the first message.
 fn lead_with_instructions(messages: &mut Vec<Value>) -> bool {
-    let is_system = |message: &Value| message["role"] == "system";
+    let is_system = |message: &Value| message["role"] == "system" && message["content"].is_string();
     if !messages.iter().skip(1).any(is_system) {
         return false;
     }

@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 
 use crate::client::{Client, post, soon};
 use crate::support::{
-    CHAT, CONTEXT, MODEL, Site, config, echo, echo_text, encode, start_worker, worker_config,
+    CHAT, CONTEXT, MODEL, Site, config, echo, echo_text, encode, start_worker, with_template,
+    worker_config,
 };
 
 const GIF: &str = "data:image/gif;base64,R0lGODlhAQABAAAAACw=";
@@ -351,5 +352,21 @@ async fn images_of_results_follow_the_last_result() {
     let items = site.get(&path).await.json();
     assert_eq!(items["data"][3]["output"], found, "{items}");
     site.idle().await;
+    site.close().await;
+}
+
+/// The engine renders such a chat, by the model's template.
+#[tokio::test]
+async fn instructions_lead_where_the_template_refuses_them_beside_images() {
+    let template = "{% for m in messages %}{{ m.content }}\
+        {% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}{% endfor %}";
+    let worker = with_template(worker_config(), template);
+    let site = Site::with_worker(config(), worker, Arc::new(Seeing)).await;
+    let mut body = asked(json!([image(GIF)]));
+    let further = json!({"role": "system", "content": "Be kind."});
+    body["messages"].as_array_mut().unwrap().insert(1, further);
+    let answer = site.post(CHAT, &body).await.json();
+    let said = "messages[1].content[0] gif 14;";
+    assert_eq!(answer["choices"][0]["message"]["content"], said, "{answer}");
     site.close().await;
 }
