@@ -40,7 +40,8 @@ const MAX_WINDOW_MESSAGES: u32 = 1 << 16;
 #[derive(Debug, Clone)]
 pub struct NatsConfig {
     /// The servers, one or more, each as `scheme://host:port`. The scheme is `nats`, or `tls` if the server must speak TLS;
-    /// default `nats`. The default port is 4222. The client learns the other servers of the cluster from these.
+    /// default `nats`. The default port is 4222. The client learns the other servers of the cluster from these, except where the
+    /// system's authorities verify TLS: then name all of them.
     pub servers: Vec<String>,
     /// Our credentials, if NATS requires them.
     pub credentials: Option<NatsCredentials>,

@@ -212,12 +212,25 @@ fn options(
         });
     let options = with_credentials(options, config.credentials.as_ref())?;
     let must_speak_tls = servers.iter().any(ServerAddr::tls_required);
-    match (&config.tls, must_speak_tls) {
-        (Some(tls), _) => Ok(options
+    let options = match (&config.tls, must_speak_tls) {
+        (Some(tls), _) => options
             .tls_client_config(tls::client_config(tls)?)
-            .require_tls(true)),
-        (None, true) => Ok(options.tls_client_config(tls::client_config(&NatsTls::default())?)),
-        (None, false) => Ok(options),
+            .require_tls(true),
+        (None, true) => options.tls_client_config(tls::client_config(&NatsTls::default())?),
+        (None, false) => options,
+    };
+    Ok(match uses_named_alone(config.tls.as_ref(), servers) {
+        true => options.ignore_discovered_servers(),
+        false => options,
+    })
+}
+
+/// Whether only the named servers are used, and not those that they name. Servers name others before TLS begins, so whoever is
+/// on the path can add one. The authorities in `ca_pem` do not vouch for such a server; the system's do, for a name of its own.
+fn uses_named_alone(tls: Option<&NatsTls>, servers: &[ServerAddr]) -> bool {
+    match tls {
+        Some(tls) => tls.ca_pem.is_none(),
+        None => servers.iter().any(ServerAddr::tls_required),
     }
 }
 
@@ -349,6 +362,25 @@ mod tests {
         assert!(open("nats://nats-0:4222", None));
         let token = NatsCredentials::Token("t".into());
         assert!(!open("nats://nats-0:4222", Some(token)));
+    }
+
+    /// A server's list of others comes in the clear: whoever is on the path can add one, which gets credentials and prompts.
+    #[test]
+    fn a_server_that_only_others_named_is_used_where_it_cannot_pretend() {
+        let is_named_alone = |servers: &[&str], ca_pem: Option<Option<&str>>| {
+            let servers: Vec<ServerAddr> =
+                servers.iter().map(|text| text.parse().unwrap()).collect();
+            let tls = ca_pem.map(|ca_pem| NatsTls {
+                ca_pem: ca_pem.map(str::to_owned),
+                ..NatsTls::default()
+            });
+            uses_named_alone(tls.as_ref(), &servers)
+        };
+        assert!(!is_named_alone(&["nats://a:4222"], None));
+        assert!(!is_named_alone(&["tls://a:4222"], Some(Some("own"))));
+        assert!(is_named_alone(&["tls://a:4222"], None));
+        assert!(is_named_alone(&["nats://a:4222", "tls://b:4222"], None));
+        assert!(is_named_alone(&["nats://a:4222"], Some(None)));
     }
 
     #[test]
