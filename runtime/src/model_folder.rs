@@ -218,6 +218,10 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, ModelFolderError> {
             path: path.to_owned(),
             size: meta.len(),
         }),
+        Ok(meta) if !meta.is_file() => {
+            // A link may lead to a pipe, or to a device without an end.
+            Err(read_error(io::Error::other("it is no regular file")))
+        }
         Ok(_) => fs::read(path).map(Some).map_err(read_error),
     }
 }
@@ -258,6 +262,17 @@ mod tests {
         let error = ModelFolder::load(dir.path()).unwrap_err().to_string();
         assert!(
             error.contains("tokenizer.json is not valid JSON"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_read() {
+        let dir = folder(&[("tokenizer.json", "{}"), ("tokenizer_config.json", "{}")]);
+        std::os::unix::fs::symlink("/dev/null", dir.path().join("config.json")).unwrap();
+        let error = ModelFolder::load(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("config.json: it is no regular file"),
             "{error}"
         );
     }

@@ -24,9 +24,10 @@ mod weights;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
+use genset_backend_common::card::MAX_ARTIFACT_BYTES;
 use serde_json::Value;
 
 pub use self::adapter::{AdapterError, AdapterReader};
@@ -44,7 +45,7 @@ use self::packed::Scheme;
 use self::place::Place;
 use self::safetensors::SafetensorsFolder;
 use self::tensors::RawTensor;
-use crate::error::LoadError;
+use crate::error::{Bytes, LoadError};
 use crate::model::config::ModelConfig;
 
 /// The file that identifies a checkout folder.
@@ -371,8 +372,16 @@ fn default_name() -> String {
     "model".to_owned()
 }
 
+/// Reads a file other than weights. In a folder from elsewhere it may be a link to a pipe, or to a device without an end.
 fn read_file(path: &Path) -> Result<Vec<u8>, LoadError> {
-    fs::read(path).map_err(|error| LoadError::read(path, error))
+    let read = |error| LoadError::read(path, error);
+    let found = fs::metadata(path).map_err(read)?;
+    if !found.is_file() || found.len() > MAX_ARTIFACT_BYTES {
+        let most = Bytes(MAX_ARTIFACT_BYTES);
+        let problem = format!("it is no regular file of at most {most}");
+        return Err(read(io::Error::other(problem)));
+    }
+    fs::read(path).map_err(read)
 }
 
 /// The path and the content of a checkout's `config.json`.

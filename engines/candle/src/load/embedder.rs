@@ -20,7 +20,9 @@ use super::plan::{PlannedTensor, plan as decoder_plan};
 use super::safetensors::SafetensorsFolder;
 use super::tensors::RawTensor;
 use super::weights::{LoadProgress, ModelWeights, WeightOptions, dense, to_u64};
-use super::{CONFIG, MemoryEstimate, TensorFiles, check_tokenizer, folder_name, read_config};
+use super::{
+    CONFIG, MemoryEstimate, TensorFiles, check_tokenizer, folder_name, read_config, read_file,
+};
 use crate::error::{Bytes, LoadError};
 use crate::model::{BackboneConfig, HeadConfig, ModelConfig};
 
@@ -61,7 +63,7 @@ impl OpenEmbedder {
     /// Whether the folder has such a model: an encoder, or a decoder whose `modules.json` has a pooling module.
     #[must_use]
     pub fn is_at(path: &Path) -> bool {
-        let config = std::fs::read(path.join(CONFIG)).ok();
+        let config = read_file(&path.join(CONFIG)).ok();
         let config = config.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
         config.is_some_and(|config| config::is_encoder(&config) || path.join(MODULES).is_file())
     }

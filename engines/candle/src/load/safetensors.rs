@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::map::MappedFile;
 use super::tensors::{Data, RawTensor, RowOrder};
-use super::{PlannedTensor, TensorFiles};
+use super::{PlannedTensor, TensorFiles, read_file};
 use crate::error::LoadError;
 use crate::model::WeightType;
 
@@ -163,7 +163,7 @@ fn shards(path: &Path) -> Result<Vec<String>, LoadError> {
             Err(no_weights(path))
         };
     }
-    let text = fs::read(&index).map_err(|error| LoadError::read(&index, error))?;
+    let text = read_file(&index)?;
     let parsed: Index =
         serde_json::from_slice(&text).map_err(|error| LoadError::broken(&index, error))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();

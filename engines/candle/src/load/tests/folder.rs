@@ -145,6 +145,24 @@ fn an_index_that_leads_out_of_the_folder_is_refused() {
 }
 
 #[test]
+fn what_is_no_regular_file_or_too_large_is_not_read() {
+    let copy = sharded("llama");
+    for name in ["model.safetensors.index.json", CONFIG] {
+        let path = copy.path().join(name);
+        let expected = [name, "no regular file of at most 64.0 MiB"];
+        let content = fs::read(&path).unwrap();
+        let large = fs::File::create(&path).unwrap();
+        large.set_len(MAX_ARTIFACT_BYTES + 1).unwrap();
+        assert_open_fails(copy.path(), &expected);
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert_open_fails(copy.path(), &expected);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, content).unwrap();
+    }
+}
+
+#[test]
 fn a_folder_without_its_parts_says_which() {
     let empty = tempfile::tempdir().unwrap();
     fs::write(empty.path().join("blobs.incomplete"), "").unwrap();
