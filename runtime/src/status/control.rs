@@ -109,9 +109,7 @@ impl Open {
                 "control is off: other machines can reach this port, and the worker has no --control-secret-file",
             )),
             Some(secret) => {
-                let given = headers.get(header::AUTHORIZATION);
-                let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-                if given.is_some_and(|given| secret.is(given)) {
+                if given_secret(headers).is_some_and(|given| secret.is(given)) {
                     return Ok(());
                 }
                 Err((
@@ -121,6 +119,15 @@ impl Open {
             }
         }
     }
+}
+
+/// The secret that a request presents. The scheme may be in any case, as for API keys.
+fn given_secret(headers: &HeaderMap) -> Option<&[u8]> {
+    let given = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, secret) = given.split_at_checked(b"Bearer ".len())?;
+    scheme
+        .eq_ignore_ascii_case(b"Bearer ")
+        .then_some(secret.trim_ascii())
 }
 
 async fn list() -> impl IntoResponse {

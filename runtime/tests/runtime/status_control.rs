@@ -164,6 +164,8 @@ async fn a_refusal_says_why() {
 #[tokio::test]
 async fn who_has_the_right_may_ask_and_nobody_else() {
     let bearer = format!("authorization: Bearer {SECRET}\r\n");
+    let lower = format!("authorization: bearer  {SECRET}\r\n");
+    let other = format!("authorization: Basic {SECRET}\r\n");
     let wrong = "authorization: Bearer another secret, as long\r\n";
     let page = format!("{bearer}origin: http://127.0.0.1\r\n");
     let (all, own) = (Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST);
@@ -174,7 +176,10 @@ async fn who_has_the_right_may_ask_and_nobody_else() {
         (all, None, &bearer, 403),
         (own, Some(SECRET), "", 401),
         (all, Some(SECRET), wrong, 401),
+        (all, Some(SECRET), &other, 401),
+        (all, Some(SECRET), "authorization: Bearer\r\n", 401),
         (all, Some(SECRET), &bearer, 200),
+        (all, Some(SECRET), &lower, 200),
         (all, Some(SECRET), &page, 403),
     ] {
         let site = Site::new(host, secret).await;
