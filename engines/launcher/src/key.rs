@@ -1,6 +1,6 @@
-//! [`ApiKey`]: a key that the server requires with every request, so that other users of this machine cannot bypass the API
-//! keys of our own port. Each start has a new key, known only to the server and to us. It is never an argument, since anyone
-//! can read those.
+//! [`ApiKey`]: a key that the server requires, so that other users of this machine cannot bypass the API keys of our own port. Each
+//! start has a new key, known only to the server and to us. It is never an argument, since anyone can read those. vLLM requires it
+//! only on paths such as `/v1`, which the guide tells operators.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
