@@ -154,10 +154,10 @@ fn is_part(text: &str) -> bool {
         && !text.contains("--")
 }
 
-/// Whether a repository's path stays below the folder to which it is written.
+/// Whether a repository's path stays below the folder to which it is written, and a terminal that shows it only displays it.
 pub(crate) fn is_safe_path(path: &str) -> bool {
     path.len() <= 512
-        && path.bytes().all(|byte| byte >= b' ' && byte != b'\\')
+        && path.chars().all(|sign| !sign.is_control() && sign != '\\')
         && path
             .split('/')
             .all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255)
@@ -212,6 +212,9 @@ mod tests {
             "é/b",
             "https://a/b",
             "a/b@x/c",
+            "a/b/\u{1b}[2Jc.gguf",
+            "a/b/\u{9b}2Jc.gguf",
+            "a/b/\u{7f}c.gguf",
         ] {
             assert!(text.parse::<ModelRef>().is_err(), "{text:?}");
         }
