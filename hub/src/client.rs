@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::cache::is_commit;
 use crate::error::HubError;
-use crate::reference::{ModelRef, RepoId, is_safe_path};
+use crate::reference::{ModelRef, is_safe_path};
 use crate::settings::HubSettings;
 
 /// The longest file list that is read, in bytes.
@@ -67,6 +67,8 @@ pub(crate) enum Failure {
 pub(crate) struct HubClient {
     http: Client,
     endpoint: String,
+    /// The same for errors.
+    shown_endpoint: String,
     token: Option<String>,
 }
 
@@ -95,7 +97,7 @@ struct Lfs {
 impl HubClient {
     pub(crate) fn try_new(settings: &HubSettings) -> Result<Self, HubError> {
         let unreachable = |error: reqwest::Error| HubError::Unreachable {
-            endpoint: settings.endpoint.clone(),
+            endpoint: settings.shown_endpoint(),
             problem: causes(&error),
         };
         let token = settings.token.clone();
@@ -116,6 +118,7 @@ impl HubClient {
         Ok(Self {
             http,
             endpoint: settings.endpoint.clone(),
+            shown_endpoint: settings.shown_endpoint(),
             token,
         })
     }
@@ -195,7 +198,7 @@ impl HubClient {
 
     pub(crate) fn passing(&self, error: &reqwest::Error) -> Failure {
         let error = HubError::Unreachable {
-            endpoint: self.endpoint.clone(),
+            endpoint: self.shown_endpoint.clone(),
             problem: causes(error),
         };
         Failure::Passing { error, pause: None }
@@ -237,7 +240,7 @@ impl HubClient {
             || status.is_server_error()
         {
             let problem = format!("it answered {status}");
-            let endpoint = self.endpoint.clone();
+            let endpoint = self.shown_endpoint.clone();
             return Err(passing(HubError::Unreachable { endpoint, problem }));
         }
         Err(Failure::Lasting(self.refusal(status, &code, model, file)))
@@ -250,7 +253,7 @@ impl HubClient {
         model: &ModelRef,
         file: Option<&str>,
     ) -> HubError {
-        let (repo, endpoint): (RepoId, String) = (model.repo.clone(), self.endpoint.clone());
+        let (repo, endpoint) = (model.repo.clone(), self.shown_endpoint.clone());
         let has_token = self.token.is_some();
         match (status, code) {
             (_, "GatedRepo") | (StatusCode::FORBIDDEN, "") => HubError::Gated {
@@ -337,6 +340,21 @@ fn causes(error: &reqwest::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_in_the_address_is_in_no_error() {
+        let settings = HubSettings::from_variables(|name| match name {
+            "HOME" => Some("/".into()),
+            "HF_ENDPOINT" => Some("https://me:secret@mirror".into()),
+            _ => None,
+        });
+        let client = HubClient::try_new(&settings.unwrap()).unwrap();
+        let model = "a/b".parse().unwrap();
+        let error = client.refusal(StatusCode::NOT_FOUND, "", &model, None);
+        let error = error.to_string();
+        assert!(error.contains("https://mirror/a/b"), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
 
     #[test]
     fn a_token_that_no_request_may_have_is_named_and_not_shown() {

@@ -10,7 +10,7 @@ use crate::error::HubError;
 /// The largest token file, in bytes.
 const MAX_TOKEN_BYTES: u64 = 4096;
 
-/// The hub's address, the cache folder and the token. `Debug` omits the token.
+/// The hub's address, the cache folder and the token. `Debug` omits the token, and a name and password in the address.
 #[derive(Clone)]
 pub struct HubSettings {
     /// The hub's address, without a trailing slash.
@@ -58,8 +58,9 @@ impl HubSettings {
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         let is_web = endpoint.starts_with("https://") || endpoint.starts_with("http://");
         if !is_web || reqwest::Url::parse(&endpoint).is_err() {
+            let given = without_password(&endpoint);
             let problem =
-                format!("{endpoint:?} is no address; expected one such as https://huggingface.co");
+                format!("{given:?} is no address; expected one such as https://huggingface.co");
             let variable = "HF_ENDPOINT";
             return Err(HubError::Settings { variable, problem });
         }
@@ -74,12 +75,17 @@ impl HubSettings {
             retry_pause: Duration::from_millis(500),
         })
     }
+
+    /// The hub's address for errors: without name and password.
+    pub(crate) fn shown_endpoint(&self) -> String {
+        without_password(&self.endpoint)
+    }
 }
 
 impl fmt::Debug for HubSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HubSettings")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &self.shown_endpoint())
             .field("cache", &self.cache)
             .field("has_token", &self.token.is_some())
             .field("is_offline", &self.is_offline)
@@ -92,6 +98,20 @@ fn token_in(path: &Path) -> Option<String> {
     let is_small = std::fs::metadata(path).is_ok_and(|file| file.len() <= MAX_TOKEN_BYTES);
     let text = is_small.then(|| std::fs::read_to_string(path).ok())??;
     Some(text.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
+fn without_password(address: &str) -> String {
+    match reqwest::Url::parse(address) {
+        Ok(url) if url.username().is_empty() && url.password().is_none() => address.to_owned(),
+        Ok(mut url) => {
+            // These fail only for addresses without a host, which have neither.
+            let _ = url.set_username("");
+            let _ = url.set_password(None);
+            url.as_str().trim_end_matches('/').to_owned()
+        }
+        // In text that is no URL, a password cannot be told from the rest.
+        Err(_) => address.rsplit('@').next().unwrap_or_default().to_owned(),
+    }
 }
 
 fn is_yes(value: &str) -> bool {
@@ -135,6 +155,18 @@ mod tests {
             let error = settings(&[("HOME", "/"), ("HF_ENDPOINT", endpoint)]).unwrap_err();
             assert!(error.to_string().contains("HF_ENDPOINT"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_password_in_the_address_is_used_and_not_shown() {
+        let with = |endpoint| settings(&[("HOME", "/"), ("HF_ENDPOINT", endpoint)]);
+        let endpoint = "https://me:secret@mirror/api";
+        let found = with(endpoint).unwrap();
+        assert_eq!(found.endpoint, endpoint);
+        assert_eq!(found.shown_endpoint(), "https://mirror/api");
+        assert!(!format!("{found:?}").contains("secret"));
+        let error = with("https://me:secret@mirror:port").unwrap_err();
+        assert!(!error.to_string().contains("secret"), "{error}");
     }
 
     #[test]
