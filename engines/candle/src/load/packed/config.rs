@@ -255,7 +255,7 @@ impl Group<'_> {
             "pack-quantized" => {
                 self.config
                     .four_bits(weights("num_bits"), &field("weights.num_bits"))?;
-                self.refuse_activations("int4")?;
+                self.refuse_fixed_scales()?;
                 let group_size = match strategy {
                     "group" => self.config.group_size(weights("group_size"), &size_field)?,
                     "channel" => None,
@@ -283,7 +283,7 @@ impl Group<'_> {
                     let field = field("weights.num_bits");
                     return self.config.unsupported(&field, bits, "8 is");
                 }
-                self.refuse_activations("float")?;
+                self.refuse_fixed_scales()?;
                 let block_field = field("weights.block_structure");
                 Ok(Scheme::Fp8 {
                     block: self
@@ -300,17 +300,15 @@ impl Group<'_> {
         value.filter(|value| !value.is_null())
     }
 
-    /// Rejects activations with static scales; for int4, also any rounding of activations.
-    fn refuse_activations(&self, kind: &str) -> Result<(), LoadError> {
+    /// Rejects activations with fixed scales.
+    fn refuse_fixed_scales(&self) -> Result<(), LoadError> {
         let Some(activations) = self.value("/input_activations") else {
             return Ok(());
         };
-        let is_dynamic = activations.get("dynamic").and_then(Value::as_bool) == Some(true);
-        if is_dynamic && kind == "float" {
+        if activations.get("dynamic").and_then(Value::as_bool) == Some(true) {
             return Ok(());
         }
         let field = format!("{}.input_activations", self.place);
-        let found = if is_dynamic { "(dynamic)" } else { "(static)" };
-        self.config.unsupported(&field, found, FIX_STATIC)
+        self.config.unsupported(&field, "(static)", FIX_STATIC)
     }
 }

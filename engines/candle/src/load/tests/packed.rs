@@ -210,18 +210,29 @@ fn what_is_not_read_is_refused_by_name() {
 
 #[test]
 fn what_is_not_read_in_a_group_is_refused_by_name() {
-    let rounded = |is_dynamic: bool| json!({"num_bits": 8, "dynamic": is_dynamic});
+    let rounded = json!({"num_bits": 8, "dynamic": false});
     let of_int4 = [
         ("weights.num_bits", json!(8), " = 8"),
         ("weights.strategy", json!("block"), " = block"),
-        ("input_activations", rounded(true), " = (dynamic)"),
+        ("input_activations", rounded.clone(), " = (static)"),
     ];
     assert_keys_are_named("compressed-int4", "config_groups.group_0.", &of_int4);
     let of_rows = [
         ("weights.type", json!("int"), " = int"),
-        ("input_activations", rounded(false), " = (static)"),
+        ("input_activations", rounded, " = (static)"),
     ];
     assert_keys_are_named("fp8-rows", "config_groups.group_0.", &of_rows);
+}
+
+#[test]
+fn activations_with_scales_of_their_own_are_read_with_any_packing() {
+    let pointer = "/quantization_config/config_groups/group_0/input_activations";
+    for name in ["compressed-int4", "fp8-rows"] {
+        let copy = copy_of(name);
+        let rounded = json!({"num_bits": 8, "dynamic": true});
+        set(&copy, CONFIG, pointer, rounded);
+        OpenModel::open(copy.path()).unwrap();
+    }
 }
 
 #[test]
