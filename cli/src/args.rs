@@ -59,8 +59,8 @@ Words:
   out=cmd:COMMAND  answer with an engine in a process of its own, in any language: 'out=cmd:python3 my_engine.py'
   out=vllm, sglang, trtllm, llamacpp  start that server and answer with it
   out=dyn        send requests to running workers; out=dyn://NAME to the workers of that name
-  MODEL      folder of a local model checkout [default: the built-in tiny-chat]; for candle and mistralrs also a GGUF
-             file, for libllama and llamacpp that alone; or a model of the Hugging Face Hub: ORG/NAME, ORG/NAME:Q4_K_M, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.gguf
+  MODEL      folder of a local model checkout, or a GGUF file [default: the built-in tiny-chat]; for vllm, sglang and trtllm
+             a folder, for libllama and llamacpp a file; or a model of the Hugging Face Hub: ORG/NAME, ORG/NAME:Q4_K_M, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.gguf
 
 Examples:
   genset run in=http
