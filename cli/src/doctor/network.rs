@@ -91,8 +91,14 @@ async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding
         count => format!("{count} served: {}", names.join(", ")),
     };
     let what = format!("{name} answers in {} ms; {served}", took.as_millis());
+    let faster = match backend {
+        DiscoveryBackend::Etcd => "run etcd nearer, or raise --etcd-lease-ttl",
+        DiscoveryBackend::File | DiscoveryBackend::Memory => {
+            "name a directory on a faster disk: --discovery-path DIR"
+        }
+    };
     let discovery = match took > SLOW {
-        true => Finding::warning(what, "run it nearer, or raise --peer-timeout"),
+        true => Finding::warning(what, faster),
         false => Finding::ok(what),
     };
     [vec![discovery], workers].concat()
