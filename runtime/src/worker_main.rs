@@ -76,7 +76,7 @@ pub struct WorkerArgs {
     /// Lowers the context length, in tokens
     #[arg(long, env = "GENSET_CONTEXT_LENGTH", value_name = "TOKENS")]
     pub context_length: Option<u32>,
-    /// How often a request whose answer has begun may move to another instance; 0 for never
+    /// How often a request may move to another instance after one has taken it; with 0 an answer that has begun never moves
     #[arg(long, env = "GENSET_MIGRATION_LIMIT", default_value_t = DEFAULT_MIGRATION_LIMIT)]
     pub migration_limit: u32,
     /// A LoRA adapter that clients name as a model, and its folder; may be given several times, or several with commas between
