@@ -30,7 +30,7 @@ const SAME: [&str; 11] = [
     "nvext",
 ];
 
-/// Fields that are accepted and have no effect here; `docs/guide/openai-api.md` lists them.
+/// Fields that are accepted and have no effect here; `docs/guide/other-apis.md` lists them.
 const IGNORED: [&str; 6] = [
     "access_programs",
     "client_metadata",
