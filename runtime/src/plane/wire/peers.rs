@@ -262,9 +262,11 @@ impl Peer {
             let config = &common.config;
             let sink = Arc::clone(&connection.caller);
             let traffic = Traffic::new(&link, io, greeted.decoder, sink, config);
-            let _open = common.metrics.connection(Role::Caller);
+            let open = common.metrics.connection(Role::Caller);
             let driven = link.drive(traffic, &common.main, config, &common.metrics);
             let ended = common.shutdown.run_until_cancelled(driven).await;
+            // What follows takes as long as redialling does.
+            drop(open);
             connection.ended(&ended.unwrap_or(Ended::Shutdown)).await;
         };
         common.tasks.spawn_on(run, common.vital.handle());

@@ -67,14 +67,19 @@ impl Transport for Played {
 
 /// A plane that waits long for a silent peer, and its transport.
 fn plane() -> (WirePlane, Arc<Played>) {
+    plane_with(&MetricsRegistry::default())
+}
+
+/// The same, with its metrics there.
+fn plane_with(metrics: &MetricsRegistry) -> (WirePlane, Arc<Played>) {
     let config = WireConfig {
         peer_timeout: PATIENCE,
         write_timeout: PATIENCE,
         ..WireConfig::default()
     };
     let played = Arc::new(Played::default());
-    let (vital, metrics) = (VitalRuntime::of_current(), MetricsRegistry::default());
-    let plane = WirePlane::new(vital, played.clone(), config, &metrics).unwrap();
+    let vital = VitalRuntime::of_current();
+    let plane = WirePlane::new(vital, played.clone(), config, metrics).unwrap();
     (plane, played)
 }
 
@@ -155,6 +160,23 @@ async fn all_instances_of_a_process_are_gone_with_it_and_come_back_with_it() {
         drop((process, arriving));
         until(|| !all[0].is_reachable()).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_ended_is_not_counted_while_its_process_is_redialled() {
+    let metrics = MetricsRegistry::default();
+    let (plane, played) = plane_with(&metrics);
+    let counts = |open: u32| {
+        let line = format!("genset_wire_connections{{role=\"caller\"}} {open}\n");
+        metrics.encode().contains(&line)
+    };
+    let instance = plane.reachability(&at("a", 1));
+    let mut arriving = played.open();
+    let process = connect(&plane, "a", &mut arriving).await;
+    until(|| counts(1)).await;
+    drop((process, arriving));
+    until(|| !instance.is_reachable()).await;
+    assert!(counts(0), "{}", metrics.encode());
 }
 
 #[tokio::test(start_paused = true)]
