@@ -224,8 +224,8 @@ impl Reachability {
         Self::new(Arc::new(AtomicBool::new(true)), || false)
     }
 
-    /// Whether the instance is reachable as far as is known. `false` from the loss of the connection to its process until it is
-    /// reached again, and for a while after the instance announced that it leaves.
+    /// Whether the instance is reachable as far as is known. `false` while no connection to its process can be made, and for a
+    /// while after the instance announced that it leaves.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
         !self.doubt.load(Ordering::Relaxed) || (self.look)()

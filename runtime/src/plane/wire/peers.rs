@@ -1,7 +1,6 @@
 //! [`Peers`]: our connections to other processes, one each.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -19,10 +18,10 @@ use crate::log_limit::LogLimit;
 use crate::names::InstanceId;
 use crate::plane::Reachability;
 
-/// Pauses between attempts to reconnect to a process, doubling from the first to the last.
+/// Pauses between attempts to reach a process again, doubling from the first to the last.
 const REDIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// How long to redial a lost process before forgetting the loss. Discovery forgets the process sooner.
+/// How long a process is redialled after a loss even if no client lists an instance of it any more.
 const REDIAL_TIME: Duration = Duration::from_secs(60);
 
 /// The calling half of a wire plane.
@@ -57,7 +56,7 @@ enum State {
     Unknown,
     /// There is a connection to it. It may have said goodbye there.
     Connected(Arc<Caller>),
-    /// The connection to it ended, and it is redialled.
+    /// The connection to it ended, or none could be made, and it is redialled.
     Lost { said_goodbye: bool },
 }
 
@@ -187,12 +186,36 @@ impl Peer {
         is_current
     }
 
-    /// Forgets that the process is lost.
-    fn forget_loss(&self) {
+    /// An attempt to connect failed. If nothing was known of the process, it now counts as lost.
+    fn not_reached(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        if matches!(*state, State::Lost { .. }) {
-            self.enter(&mut state, State::Unknown);
+        if matches!(*state, State::Unknown) {
+            let said_goodbye = false;
+            self.enter(&mut state, State::Lost { said_goodbye });
+            drop(state);
+            self.redial(REDIAL_PAUSES.0, Duration::ZERO);
         }
+    }
+
+    /// Starts to dial the lost process until it is reached: for `time` in any case, and then as long as somebody uses it.
+    fn redial(self: &Arc<Self>, mut pause: Duration, time: Duration) {
+        let until = Instant::now() + time;
+        let peer = Arc::downgrade(self);
+        let mut kept = Some(Arc::clone(self));
+        let redial = async move {
+            loop {
+                drop(kept.take_if(|_| Instant::now() >= until));
+                tokio::time::sleep(pause).await;
+                let Some(peer) = peer.upgrade() else { return };
+                if peer.caller().await.is_ok() {
+                    return;
+                }
+                pause = (pause * 2).min(REDIAL_PAUSES.1);
+            }
+        };
+        let common = &self.peers.common;
+        let redial = common.shutdown.clone().run_until_cancelled_owned(redial);
+        common.tasks.spawn_on(redial, common.vital.handle());
     }
 
     /// The connection to the process; dials when there is none.
@@ -225,6 +248,7 @@ impl Peer {
             }
             self.failures.fetch_add(1, Ordering::Relaxed);
             *failure = Some(error.clone());
+            self.not_reached();
         }
         connected
     }
@@ -262,12 +286,10 @@ impl Peer {
             let config = &common.config;
             let sink = Arc::clone(&connection.caller);
             let traffic = Traffic::new(&link, io, greeted.decoder, sink, config);
-            let open = common.metrics.connection(Role::Caller);
+            let _open = common.metrics.connection(Role::Caller);
             let driven = link.drive(traffic, &common.main, config, &common.metrics);
             let ended = common.shutdown.run_until_cancelled(driven).await;
-            // What follows takes as long as redialling does.
-            drop(open);
-            connection.ended(&ended.unwrap_or(Ended::Shutdown)).await;
+            connection.ended(&ended.unwrap_or(Ended::Shutdown));
         };
         common.tasks.spawn_on(run, common.vital.handle());
         Ok(caller)
@@ -282,7 +304,7 @@ struct Connection {
 }
 
 impl Connection {
-    async fn ended(self, ended: &Ended) {
+    fn ended(&self, ended: &Ended) {
         let was_leaving = !self.caller.is_open();
         let is_shutdown = *ended == Ended::Shutdown;
         let next = if is_shutdown {
@@ -300,8 +322,11 @@ impl Connection {
             self.warn(ended);
         }
         if was_current && !is_shutdown {
-            let shutdown = self.peer.peers.common.shutdown.clone();
-            shutdown.run_until_cancelled(self.redial()).await;
+            // A connection that ended quickly would probably do so again and again.
+            let (shortest, longest) = REDIAL_PAUSES;
+            let was_brief = self.made.elapsed() < longest;
+            let pause = if was_brief { longest } else { shortest };
+            self.peer.redial(pause, REDIAL_TIME);
         }
     }
 
@@ -314,30 +339,6 @@ impl Connection {
                 "a connection ended and its requests move to other instances; further ends are only counted for a minute"
             );
         }
-    }
-
-    /// Redials the process, and forgets the loss if it stays unreachable.
-    ///
-    /// Boxed, since a new connection calls this again.
-    fn redial(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(async move {
-            let attempts = async {
-                let (shortest, longest) = REDIAL_PAUSES;
-                // A connection that ended quickly would probably do so again and again.
-                let was_brief = self.made.elapsed() < longest;
-                let mut pause = if was_brief { longest } else { shortest };
-                loop {
-                    tokio::time::sleep(pause).await;
-                    if self.peer.caller().await.is_ok() {
-                        return;
-                    }
-                    pause = (pause * 2).min(longest);
-                }
-            };
-            if tokio::time::timeout(REDIAL_TIME, attempts).await.is_err() {
-                self.peer.forget_loss();
-            }
-        })
     }
 }
 
