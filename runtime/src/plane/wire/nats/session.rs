@@ -274,7 +274,7 @@ fn reconnect_pause(attempt: usize) -> Duration {
 struct Reports {
     /// The last problem since the client was last connected.
     problem: Mutex<Option<String>>,
-    /// Limits the log: the client reports each failed attempt to connect.
+    /// Limits the log: the client reports each failed attempt to connect, and the server each message that it refuses.
     logged: LogLimit,
 }
 
@@ -291,14 +291,19 @@ impl Reports {
                 );
             }
             Event::ServerError(error) => {
-                tracing::warn!(%error, "NATS refuses something");
+                if let Some(unlogged) = self.logged.unlogged("refused") {
+                    tracing::warn!(%error, unlogged, "NATS refuses something; further refusals are only counted for a minute");
+                }
                 *self.problem.lock() = Some(error.to_string());
             }
             Event::SlowConsumer(subscription) => {
-                tracing::warn!(
-                    subscription,
-                    "a subscription overflowed; what was lost ends its connection"
-                );
+                if let Some(unlogged) = self.logged.unlogged("overflowed") {
+                    tracing::warn!(
+                        subscription,
+                        unlogged,
+                        "a subscription overflowed; what was lost ends its connection; further losses are only counted for a minute"
+                    );
+                }
             }
             Event::ClientError(error) => {
                 if let Some(unlogged) = self.logged.unlogged("not connected") {
@@ -401,6 +406,21 @@ mod tests {
         assert!(error().contains("authorization violation"), "{}", error());
         session.reports.note(&Event::Connected);
         assert!(!error().contains("authorization violation"), "{}", error());
+    }
+
+    /// As where the user may not publish: the server reports each message.
+    #[tokio::test(start_paused = true)]
+    async fn what_the_server_refuses_is_logged_once_a_minute() {
+        let reports = Reports::default();
+        let refused = async_nats::ServerError::Other("permissions violation".into());
+        for _ in 0..100 {
+            reports.note(&Event::ServerError(refused.clone()));
+            reports.note(&Event::SlowConsumer(1));
+        }
+        tokio::time::advance(Duration::from_secs(60)).await;
+        for reason in ["refused", "overflowed"] {
+            assert_eq!(reports.logged.unlogged(reason), Some(99), "{reason}");
+        }
     }
 
     #[test]
