@@ -112,7 +112,10 @@ impl Lag {
 
     fn publish(&self, state: &State, now: Instant) {
         let late = state.late.values();
-        let missing = late.clone().map(|late| late.missing).sum();
+        // Workers choose these numbers.
+        let missing = late
+            .clone()
+            .fold(0_u64, |sum, late| sum.saturating_add(late.missing));
         let oldest = late.map(|late| late.since).min();
         let age = oldest.map_or(Duration::ZERO, |since| now.duration_since(since));
         self.metrics.lag(missing, age);
@@ -162,6 +165,18 @@ mod tests {
         look(30, 10);
         assert!(shows("20", "0.0"), "{}", registry.encode());
         assert!(lag.distrusted().is_empty());
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_no_panic() {
+        let registry = MetricsRegistry::default();
+        let metrics = RouterMetrics::register(&registry, RouterMode::Kv);
+        let lag = Lag::new(Duration::from_secs(5), metrics.of("m"));
+        let liars = [InstanceId(1), InstanceId(2)];
+        let told = liars.map(|liar| (liar, u64::MAX));
+        lag.look(told.into_iter(), || liars.map(|liar| (liar, 4)).to_vec());
+        let most = format!("genset_router_lag_events{{model=\"m\"}} {}\n", i64::MAX);
+        assert!(registry.encode().contains(&most), "{}", registry.encode());
     }
 
     #[tokio::test(start_paused = true)]
