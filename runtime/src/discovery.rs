@@ -24,6 +24,7 @@ pub(crate) use records::Records;
 pub use records::{Address, InstanceRecord, MAX_RECORD_BYTES, RecordProblem};
 pub use vital::VitalDiscovery;
 
+use crate::log_limit::LogLimit;
 use crate::names::EndpointName;
 
 /// Prefix of every key, with the version of the stored format.
@@ -135,16 +136,24 @@ pub(crate) async fn follow_changes(
 ) {
     let (shortest, longest) = WATCH_PAUSES;
     let mut pause = shortest;
+    let logged = LogLimit::default();
+    let mut is_away = false;
     loop {
         match discovery.watch(prefix).await {
             Ok(mut watch) => {
                 pause = shortest;
+                if std::mem::take(&mut is_away) {
+                    tracing::info!("discovery can be watched now");
+                }
                 while let Some(change) = watch.next().await {
                     pass_on(change);
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "discovery cannot be watched; known instances stay in use");
+                is_away = true;
+                if let Some(unlogged) = logged.unlogged("not watched") {
+                    tracing::warn!(%error, unlogged, "discovery cannot be watched, and known instances stay in use; further failures are only counted for a minute");
+                }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(longest);
             }

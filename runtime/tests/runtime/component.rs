@@ -1,12 +1,18 @@
 //! Endpoints of any types: passed unchanged inside a process, as MessagePack between types.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
-use genset_backend_common::{EngineError, ErrorKind};
-use genset_runtime::{Client, EndpointName, InstanceId, ModelDirectory, StatusServer};
+use genset_backend_common::{EngineError, ErrorKind, async_trait};
+use genset_runtime::discovery::{Discovery, Entry, Lease, MemoryDiscovery, Watch};
+use genset_runtime::plane::MemoryPlane;
+use genset_runtime::{Client, EndpointName, InstanceId, ModelDirectory, Runtime, StatusServer};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::plane::Log;
 use crate::support::{Answering, PATIENCE, ctx, endpoint, listed, runtime, soon, until};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -152,7 +158,7 @@ async fn an_instance_serves_an_endpoint_once_until_it_is_dropped() {
     let again = endpoint.serve_as(InstanceId(1), handler()).await;
     assert_eq!(again.unwrap_err().kind(), ErrorKind::InvalidArgument);
     drop(first);
-    let listed_now = genset_runtime::discovery::Discovery::get(&discovery, "").await;
+    let listed_now = discovery.get("").await;
     assert_eq!(listed_now.unwrap(), []);
     endpoint.serve_as(InstanceId(1), handler()).await.unwrap();
 }
@@ -164,7 +170,7 @@ async fn nothing_of_a_runtime_is_alive_after_its_shutdown() {
     let _serving = listed(&endpoint, 1, Answering::new(|_: u8| Ok(vec![1_u8]))).await;
     let client = endpoint.client::<u8, u8>();
     let directory = ModelDirectory::follow(&runtime);
-    let is_ready: genset_runtime::Readiness = std::sync::Arc::new(|| true);
+    let is_ready: genset_runtime::Readiness = Arc::new(|| true);
     let status =
         StatusServer::bind(([127, 0, 0, 1], 0).into(), &runtime, is_ready.into(), None).await;
     assert_eq!(runtime.tasks(), 3);
@@ -176,4 +182,48 @@ async fn nothing_of_a_runtime_is_alive_after_its_shutdown() {
     soon(runtime.shutdown()).await;
     assert_eq!(runtime.tasks(), 0);
     drop(late);
+}
+
+/// Discovery that nobody can watch until it is back.
+struct Away {
+    is_back: AtomicBool,
+    memory: MemoryDiscovery,
+}
+
+#[async_trait]
+impl Discovery for Away {
+    async fn lease(&self) -> Result<Box<dyn Lease>, EngineError> {
+        self.memory.lease().await
+    }
+
+    async fn get(&self, prefix: &str) -> Result<Vec<Entry>, EngineError> {
+        self.memory.get(prefix).await
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<Box<dyn Watch>, EngineError> {
+        if self.is_back.load(Ordering::Relaxed) {
+            return self.memory.watch(prefix).await;
+        }
+        Err(EngineError::new(ErrorKind::Unavailable, "nobody is there"))
+    }
+}
+
+/// As when a frontend starts before etcd.
+#[tokio::test(start_paused = true)]
+async fn discovery_that_is_away_from_the_start_is_logged_once_a_minute() {
+    let log = Log::watched();
+    let away = Arc::new(Away {
+        is_back: AtomicBool::new(false),
+        memory: MemoryDiscovery::new(),
+    });
+    let runtime = Runtime::new(away.clone(), Arc::new(MemoryPlane::new()));
+    let client = endpoint(&runtime, "e").client::<u8, u8>();
+    for lines in 1..=3 {
+        tokio::time::sleep(Duration::from_secs(59)).await;
+        assert_eq!(log.lines(), lines);
+    }
+    away.is_back.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(log.lines(), 4);
+    drop(client);
 }
