@@ -40,6 +40,7 @@ pub(super) struct WireMetrics {
     refused: Family<Label, Counter>,
     ended: Family<Label, Counter>,
     memory: Gauge,
+    unreachable: Gauge,
     logged: LogLimit,
 }
 
@@ -74,6 +75,10 @@ impl WireMetrics {
                 "genset_wire_memory_bytes",
                 "Bytes that requests and unread items of other processes hold",
             ),
+            unreachable: registry.create(
+                "genset_wire_unreachable_processes",
+                "Processes that cannot be reached and did not say that they leave",
+            ),
             refused,
             ended: registry.create("genset_wire_ended_connections", "Connections that ended"),
             logged: LogLimit::default(),
@@ -83,6 +88,11 @@ impl WireMetrics {
     /// The gauge of memory held.
     pub(super) fn memory(&self) -> Gauge {
         self.memory.clone()
+    }
+
+    /// Counts a process that cannot be reached until the guard is dropped.
+    pub(super) fn unreachable(&self) -> GaugeGuard {
+        GaugeGuard::new(self.unreachable.clone())
     }
 
     /// Counts an open connection until the guard is dropped.

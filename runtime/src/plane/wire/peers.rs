@@ -13,6 +13,7 @@ use super::Common;
 use super::caller::Caller;
 use super::handshake::{self, Role};
 use super::link::Ended;
+use super::metrics::GaugeGuard;
 use super::traffic::Traffic;
 use crate::log_limit::LogLimit;
 use crate::names::InstanceId;
@@ -57,7 +58,11 @@ enum State {
     /// There is a connection to it. It may have said goodbye there.
     Connected(Arc<Caller>),
     /// The connection to it ended, or none could be made, and it is redialled.
-    Lost { said_goodbye: bool },
+    Lost {
+        said_goodbye: bool,
+        /// For operators, unless it said goodbye.
+        _counted: Option<GaugeGuard>,
+    },
 }
 
 impl Peers {
@@ -151,7 +156,7 @@ impl Peer {
         match &*state {
             State::Unknown => false,
             State::Connected(caller) => !caller.is_open(),
-            State::Lost { said_goodbye } => *said_goodbye,
+            State::Lost { said_goodbye, .. } => *said_goodbye,
         }
     }
 
@@ -176,6 +181,15 @@ impl Peer {
         *state = next;
     }
 
+    /// The state of a process that cannot be reached.
+    fn lost(&self, said_goodbye: bool) -> State {
+        let metrics = &self.peers.common.metrics;
+        State::Lost {
+            said_goodbye,
+            _counted: (!said_goodbye).then(|| metrics.unreachable()),
+        }
+    }
+
     /// Changes the state at the end of a connection, unless another has replaced it; returns whether it did.
     fn leave(&self, ended: &Arc<Caller>, next: State) -> bool {
         let mut state = self.state.lock();
@@ -190,8 +204,7 @@ impl Peer {
     fn not_reached(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if matches!(*state, State::Unknown) {
-            let said_goodbye = false;
-            self.enter(&mut state, State::Lost { said_goodbye });
+            self.enter(&mut state, self.lost(false));
             drop(state);
             self.redial(REDIAL_PAUSES.0, Duration::ZERO);
         }
@@ -310,9 +323,7 @@ impl Connection {
         let next = if is_shutdown {
             State::Unknown
         } else {
-            State::Lost {
-                said_goodbye: was_leaving,
-            }
+            self.peer.lost(was_leaving)
         };
         let was_current = self.peer.leave(&self.caller, next);
         self.caller.end(ended);

@@ -182,18 +182,30 @@ async fn a_connection_that_ended_is_not_counted_while_its_process_is_redialled()
 /// As behind a broken network, when discovery still hears from the worker.
 #[tokio::test(start_paused = true)]
 async fn a_lost_process_is_skipped_until_it_is_reached_again() {
-    let (plane, played) = plane();
+    let metrics = MetricsRegistry::default();
+    let (plane, played) = plane_with(&metrics);
+    let unreachable = |processes: u32| {
+        let line = format!("genset_wire_unreachable_processes {processes}\n");
+        metrics.encode().contains(&line)
+    };
     let instance = plane.reachability(&at("a", 1));
     let mut arriving = played.open();
     let process = connect(&plane, "a", &mut arriving).await;
+    assert!(unreachable(0), "{}", metrics.encode());
     drop((process, arriving));
     until(|| !instance.is_reachable()).await;
     tokio::time::sleep(10 * REDIAL_TIME).await;
-    assert!(!instance.is_reachable());
+    assert!(!instance.is_reachable() && unreachable(1));
     // There are no calls, but it is found.
     let mut arriving = played.open();
-    let _process = accept(&plane, "a", &mut arriving).await;
-    assert!(instance.is_reachable());
+    let process = accept(&plane, "a", &mut arriving).await;
+    assert!(instance.is_reachable() && unreachable(0));
+    // Once no client lists it, it is forgotten.
+    drop((process, arriving));
+    until(|| unreachable(1)).await;
+    drop(instance);
+    tokio::time::sleep(2 * REDIAL_TIME).await;
+    assert!(unreachable(0), "{}", metrics.encode());
 }
 
 /// As with a wrong address, or one that the network closes to this process.
@@ -217,7 +229,8 @@ async fn a_process_that_was_never_reached_is_skipped_until_it_is() {
 /// It is dialled in vain before its last connection ends.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_said_goodbye_is_gone_when_its_connection_ends() {
-    let (plane, played) = plane();
+    let metrics = MetricsRegistry::default();
+    let (plane, played) = plane_with(&metrics);
     let instance = plane.reachability(&at("a", 1));
     let mut arriving = played.open();
     let mut process = connect(&plane, "a", &mut arriving).await;
@@ -233,6 +246,9 @@ async fn a_process_that_said_goodbye_is_gone_when_its_connection_ends() {
     drop(process);
     until(|| !instance.is_reachable()).await;
     assert!(!plane.is_reachable(&at("a", 1)));
+    // That is no fault.
+    let none = "genset_wire_unreachable_processes 0\n";
+    assert!(metrics.encode().contains(none), "{}", metrics.encode());
 }
 
 #[tokio::test(start_paused = true)]
