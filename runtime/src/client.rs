@@ -340,7 +340,7 @@ impl GenerateClient {
     #[must_use]
     pub fn loads(&self) -> Vec<(InstanceId, usize)> {
         let map = self.client.instances.all();
-        let live = (self.client.instances).live(&map, &[], Wanted::default());
+        let live = (self.client.instances).live(&map, &Tried::default(), Wanted::default());
         let candidates = live.into_iter().map(|instance| instance.candidate());
         candidates
             .map(|candidate| (candidate.instance, candidate.load))
@@ -460,7 +460,7 @@ impl GenerateClient {
         let mut ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let mut tried = Tried {
             instances: left_out.to_vec(),
-            refusals: 0,
+            ..Tried::default()
         };
         let mut last_error: Option<EngineError> = None;
         let mut wait_until = None;
@@ -512,8 +512,9 @@ impl GenerateClient {
                     }
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
                     tried.instances.push(instance.record.instance);
-                    if looked_full && is_full(&error) {
-                        tried.refusals += 1;
+                    if is_full(&error) {
+                        tried.has_full = true;
+                        tried.refusals += usize::from(looked_full);
                     }
                     // If one instance lost the adapter and another is only full, the adapter is not unknown.
                     if error.policy().is_migratable || last_error.is_none() {

@@ -276,6 +276,8 @@ pub(crate) struct Tried {
     pub(crate) instances: Vec<InstanceId>,
     /// How many of them looked full and refused.
     pub(crate) refusals: usize,
+    /// Whether one of them refused because it was full.
+    pub(crate) has_full: bool,
 }
 
 impl Tried {
@@ -377,23 +379,26 @@ impl Instances {
     }
 
     /// The instances of `map` that satisfy `wanted`, except those in `tried`, those marked down and those whose process is known
-    /// to be gone. If this leaves none, ignores the marks: a wrong mark must not cause an outage.
+    /// to be gone. If this leaves none, ignores the marks: a wrong mark must not cause an outage. But if one was full, processes that
+    /// are gone stay out: their error would hide that there will be room.
     pub(crate) fn live<'a>(
         &self,
         map: &'a BTreeMap<InstanceId, Arc<Instance>>,
-        tried: &[InstanceId],
+        tried: &Tried,
         wanted: Wanted<'_>,
     ) -> Vec<&'a Arc<Instance>> {
         let is_wanted = wanted.among(map);
         let is_untried = |instance: &&Arc<Instance>| {
-            is_wanted(instance) && !tried.contains(&instance.record.instance)
+            is_wanted(instance) && !tried.instances.contains(&instance.record.instance)
         };
-        let is_live =
-            |instance: &&Arc<Instance>| !instance.is_down() && instance.reachability.is_reachable();
+        let is_reachable = |instance: &&Arc<Instance>| instance.reachability.is_reachable();
+        let is_live = |instance: &&Arc<Instance>| !instance.is_down() && is_reachable(instance);
         let mut live: Vec<&'a Arc<Instance>> = Vec::with_capacity(map.len());
         live.extend(map.values().filter(is_untried).filter(is_live));
         if live.is_empty() {
-            live.extend(map.values().filter(is_untried));
+            let may_be_there =
+                |instance: &&Arc<Instance>| !tried.has_full || is_reachable(instance);
+            live.extend(map.values().filter(is_untried).filter(may_be_there));
         }
         live
     }
@@ -405,7 +410,7 @@ impl Instances {
         tried: &Tried,
         wanted: Wanted<'_>,
     ) -> (Vec<&'a Arc<Instance>>, Vec<Candidate>) {
-        let live = with_room(self.live(map, &tried.instances, wanted), tried.refusals);
+        let live = with_room(self.live(map, tried, wanted), tried.refusals);
         let candidates = live.iter().map(|instance| instance.candidate()).collect();
         (live, candidates)
     }

@@ -193,6 +193,31 @@ fn the_plane_hears_of_an_instance_that_is_announced_again() {
     assert_eq!(announced.load(Ordering::Relaxed), 3);
 }
 
+/// The error of an instance that is gone would keep the request from waiting for a place.
+#[test]
+fn after_one_that_is_full_none_is_asked_that_is_gone() {
+    let plane = Lossy::default();
+    let lost = Arc::clone(&plane.lost);
+    let instances = instances_on(Arc::new(plane), 1);
+    instances.apply(Change::Put(entry_of(2, "there", 10)));
+    let map = instances.all();
+    let asks_the_other = |has_full: bool| {
+        let tried = Tried {
+            instances: vec![InstanceId(1)],
+            has_full,
+            ..Tried::default()
+        };
+        let (_, candidates) = instances.candidates(&map, &tried, Wanted::default());
+        !candidates.is_empty()
+    };
+    *lost.lock() = "there";
+    assert_eq!([false, true].map(asks_the_other), [true, false]);
+    // One that failed a moment ago may have room.
+    *lost.lock() = "";
+    instances.get(InstanceId(2)).unwrap().mark_down();
+    assert_eq!([false, true].map(asks_the_other), [true, true]);
+}
+
 #[test]
 fn an_instance_that_says_it_is_full_is_left_out_until_it_may_have_a_place() {
     let instances = instances(2);
