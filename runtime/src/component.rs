@@ -94,6 +94,11 @@ impl Runtime {
         plane: Arc<dyn RequestPlane>,
         metrics: MetricsRegistry,
     ) -> Self {
+        metrics.register(
+            "genset_discovery_outages",
+            "Watches and leases of this process that cannot reach discovery",
+            discovery.outages(),
+        );
         let shared = Shared {
             discovery,
             plane,

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{EngineError, ErrorKind};
 
 #[cfg(feature = "etcd")]
@@ -73,6 +74,29 @@ pub trait Discovery: Send + Sync + 'static {
     /// # Errors
     /// `Unavailable` when the store cannot be reached.
     async fn watch(&self, prefix: &str) -> Result<Box<dyn Watch>, EngineError>;
+
+    /// The number of watches and leases from here that cannot reach the store now, for metrics. Stays zero if the store cannot be
+    /// away.
+    fn outages(&self) -> Gauge {
+        Gauge::default()
+    }
+}
+
+/// A watch or a lease that cannot reach the store: it counts until this is dropped.
+#[derive(Debug)]
+struct Outage(Gauge);
+
+impl Outage {
+    fn of(outages: &Gauge) -> Self {
+        outages.inc();
+        Self(outages.clone())
+    }
+}
+
+impl Drop for Outage {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 /// The right to keep entries in the store. Dropping it removes them, immediately if that is possible without waiting.

@@ -25,6 +25,7 @@ mod watch;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{EngineError, ErrorKind};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -156,5 +157,9 @@ impl Discovery for EtcdDiscovery {
             receiver,
             AbortOnDropHandle::new(task),
         )))
+    }
+
+    fn outages(&self) -> Gauge {
+        self.sessions.outages()
     }
 }

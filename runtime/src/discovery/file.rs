@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use genset_backend_common::EngineError;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
 pub use config::{DirectoryAccess, FileDiscoveryConfig};
@@ -126,6 +127,10 @@ impl Discovery for FileDiscovery {
             Ok(Box::new(FileWatch::new(prefix, views, keeper)) as Box<dyn Watch>)
         })
         .await
+    }
+
+    fn outages(&self) -> Gauge {
+        self.keeper.store.outages().clone()
     }
 }
 

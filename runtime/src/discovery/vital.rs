@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use genset_backend_common::EngineError;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 
 use super::{Discovery, Entry, Lease, Watch};
 use crate::vital::VitalRuntime;
@@ -49,6 +50,10 @@ impl Discovery for VitalDiscovery {
         self.vital
             .run(async move { inner.watch(&prefix).await })
             .await
+    }
+
+    fn outages(&self) -> Gauge {
+        self.inner.outages()
     }
 }
 

@@ -130,11 +130,11 @@ impl Held {
     async fn until_lost(&self) {
         let mut pauses = Pauses::new();
         let logged = self.sessions.logged();
-        let mut is_out = false;
+        let mut outage = None;
         loop {
             match self.start_beating().await {
                 Ok(beating) => {
-                    if std::mem::take(&mut is_out) {
+                    if outage.take().is_some() {
                         tracing::info!(lease = self.id, "etcd is back; the lease continues");
                     }
                     pauses = Pauses::new();
@@ -143,7 +143,7 @@ impl Held {
                 }
                 Err(Failure::NotFound) => return,
                 Err(Failure::Other(error)) => {
-                    is_out = true;
+                    outage.get_or_insert_with(|| self.sessions.outage());
                     if let Some(unlogged) = logged.unlogged("not kept alive") {
                         tracing::warn!(lease = self.id, %error, unlogged, "a lease cannot be kept alive now; further failures are only counted for a minute");
                     }

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{EngineError, ErrorKind};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
@@ -15,7 +16,7 @@ use tonic::{Code, Status};
 
 use super::client::Client;
 use super::config::{EtcdConfig, invalid};
-use crate::discovery::lease_lost;
+use crate::discovery::{Outage, lease_lost};
 use crate::log_limit::LogLimit;
 
 /// Why an operation failed.
@@ -46,6 +47,8 @@ pub(super) struct Sessions {
     logged: LogLimit,
     /// Whether the last line about it in the log says that discovery cannot be watched.
     has_told_outage: AtomicBool,
+    /// Watches and leases that cannot reach etcd.
+    outages: Gauge,
 }
 
 /// An endpoint and its client: `None` before the first use and after a failure.
@@ -84,6 +87,7 @@ impl Sessions {
             next_id: AtomicU64::new(0),
             logged: LogLimit::default(),
             has_told_outage: AtomicBool::new(false),
+            outages: Gauge::default(),
         })
     }
 
@@ -93,6 +97,15 @@ impl Sessions {
 
     pub(super) fn logged(&self) -> &LogLimit {
         &self.logged
+    }
+
+    pub(super) fn outages(&self) -> Gauge {
+        self.outages.clone()
+    }
+
+    /// A watch or a lease cannot reach etcd until the result is dropped.
+    pub(super) fn outage(&self) -> Outage {
+        Outage::of(&self.outages)
     }
 
     /// A watch could not be opened again. If a line should tell, returns the number of such failures since the last one.

@@ -199,6 +199,7 @@ impl Follower {
     /// Opens a new feed, however long that takes.
     async fn reopen(&self) -> Feed {
         let mut pauses = Pauses::new();
+        let mut outage = None;
         loop {
             match Feed::open(&self.sessions, &self.prefix).await {
                 Ok(feed) => {
@@ -208,6 +209,7 @@ impl Follower {
                     return feed;
                 }
                 Err(failure) => {
+                    outage.get_or_insert_with(|| self.sessions.outage());
                     if let Some(unlogged) = self.sessions.watch_failed() {
                         let error = EngineError::from(failure);
                         tracing::warn!(%error, unlogged, "discovery cannot be watched, and known instances stay in use; further failures are only counted for a minute");

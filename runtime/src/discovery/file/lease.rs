@@ -16,7 +16,7 @@ use super::blocking;
 use super::format::{self, Entries, Held};
 use super::keeper::KeeperOwner;
 use super::store::{LeaseId, Store, StoreError, StoreId, mark};
-use crate::discovery::{Entry, Lease};
+use crate::discovery::{Entry, Lease, Outage};
 
 /// A file missing at this many consecutive beats is gone. At one beat, its directory may be in the middle of removal.
 const BEATS_UNTIL_LOST: u32 = 2;
@@ -51,7 +51,8 @@ struct Written {
     entries: Entries,
     file: File,
     missed_beats: u32,
-    is_out: bool,
+    /// While the file cannot be renewed.
+    outage: Option<Outage>,
 }
 
 /// The state in which the file was found.
@@ -75,7 +76,7 @@ impl LeaseFile {
             entries,
             file,
             missed_beats: 0,
-            is_out: false,
+            outage: None,
         };
         Ok(Self {
             id,
@@ -96,14 +97,15 @@ impl LeaseFile {
         }
         match self.try_beat(&mut written) {
             Ok(beat) => {
-                if std::mem::take(&mut written.is_out) {
+                if written.outage.take().is_some() {
                     tracing::info!(lease = %self.id, "the discovery directory is back; the lease continues");
                 }
                 beat
             }
             Err(error) => {
-                if !std::mem::replace(&mut written.is_out, true) {
+                if written.outage.is_none() {
                     tracing::warn!(lease = %self.id, %error, "the lease on discovery cannot be renewed; trying again");
+                    written.outage = Some(Outage::of(self.store.outages()));
                 }
                 Beat::Again
             }

@@ -14,6 +14,7 @@ use super::format::{self, Entries};
 use super::liveness::{Liveness, Verdict};
 use super::store::{LeaseId, Listing, Store, StoreError, StoreId};
 use super::view::View;
+use crate::discovery::Outage;
 
 /// Files of dead processes are removed after this many times to live. A process that only slept that long then finds its
 /// file missing and its lease lost.
@@ -62,7 +63,8 @@ pub(super) struct Scanner {
     /// The store of the last scan.
     store_id: Option<StoreId>,
     last_look: Option<Instant>,
-    is_out: bool,
+    /// While the directory cannot be read.
+    outage: Option<Outage>,
     /// Watched time since the last outage. Until it reaches a time to live, leases may still be reappearing.
     settled_for: Duration,
     /// Whether there are watchers, so that scans are continuous.
@@ -82,7 +84,7 @@ impl Scanner {
             temporaries: BTreeMap::new(),
             store_id: None,
             last_look: None,
-            is_out: false,
+            outage: None,
             is_followed: false,
             epoch: 0,
             has_news: false,
@@ -111,6 +113,8 @@ impl Scanner {
     pub(super) fn keep_following(&mut self) -> Option<Duration> {
         self.is_followed = self.views.receiver_count() > 0;
         if !self.is_followed {
+            // Nobody waits for its end.
+            self.outage = None;
             return None;
         }
         let doubt = self.look().ok().and_then(|scanned| scanned.look_again_in);
@@ -138,7 +142,7 @@ impl Scanner {
         self.temporaries.clear();
         self.store_id = None;
         self.last_look = None;
-        self.is_out = false;
+        self.outage = None;
         self.settled_for = self.config.time_to_live;
         self.has_news = true;
     }
@@ -150,7 +154,7 @@ impl Scanner {
             .inspect_err(|error| self.begin_outage(error))?;
         let now = Instant::now();
         let watched = self.watched_until(now);
-        if self.is_out || self.store_id.as_ref().is_some_and(|id| *id != listing.id) {
+        if self.outage.is_some() || self.store_id.as_ref().is_some_and(|id| *id != listing.id) {
             self.end_outage();
         }
         self.settled_for = self.settled_for.saturating_add(watched);
@@ -166,17 +170,17 @@ impl Scanner {
     }
 
     fn begin_outage(&mut self, error: &StoreError) {
-        if !self.is_out {
+        if self.outage.is_none() {
             tracing::warn!(%error, "discovery cannot be read; known instances stay in use");
+            self.outage = Some(Outage::of(self.store.outages()));
         }
-        self.is_out = true;
         self.last_look = None;
     }
 
     /// The store may now be older or newer. Each known lease has a time to live to reappear in it.
     fn end_outage(&mut self) {
         tracing::info!(path = %self.store.path().display(), "discovery can be read again");
-        self.is_out = false;
+        self.outage = None;
         self.settled_for = Duration::ZERO;
         self.epoch += 1;
         self.has_news = true;

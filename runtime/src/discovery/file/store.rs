@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{EngineError, ErrorKind};
 use rustix::fs::OFlags;
 
@@ -100,6 +101,8 @@ pub(super) struct Store {
     path: PathBuf,
     max_lease_bytes: u64,
     access: DirectoryAccess,
+    /// The scanner and the leases that cannot use the directory.
+    outages: Gauge,
 }
 
 impl Store {
@@ -109,6 +112,7 @@ impl Store {
             path,
             max_lease_bytes: config.max_lease_bytes,
             access: config.access,
+            outages: Gauge::default(),
         };
         store.make_directory(true)?;
         store.make_marker()?;
@@ -117,6 +121,10 @@ impl Store {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(super) fn outages(&self) -> &Gauge {
+        &self.outages
     }
 
     pub(super) fn max_lease_bytes(&self) -> u64 {

@@ -27,6 +27,10 @@ impl Backend for MemoryBackend {
         Box::new(MemoryVictim(lease))
     }
 
+    fn can_be_away(&self) -> bool {
+        false
+    }
+
     async fn begin_outage(&self) {}
 
     async fn end_outage(&self) {}

@@ -30,6 +30,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Another process that has put `entries` under a lease and keeps it alive.
     async fn victim(&self, entries: Vec<Entry>) -> Box<dyn Victim>;
 
+    /// Whether the store can be unreachable.
+    fn can_be_away(&self) -> bool {
+        true
+    }
+
     /// Makes the store unreachable for everybody. Does nothing if the backend cannot be unreachable.
     async fn begin_outage(&self);
 
@@ -424,6 +429,10 @@ pub(crate) async fn an_outage_keeps_what_is_known_and_ends_in_a_snapshot(backend
     let outage = backend.dead_lease_stays() + Duration::from_secs(1);
     let heard = timeout(outage, follower.watch.next()).await;
     assert!(heard.is_err(), "an outage is silent: {heard:?}");
+    // Metrics show it: of the lease, and of the watch.
+    let away = i64::from(backend.can_be_away());
+    let outages = || [here.outages().get(), there.outages().get()];
+    assert_eq!(outages(), [away, away]);
     backend.end_outage().await;
     // Puts fail until the store is reachable again; the lease survives.
     soon(async {
@@ -437,6 +446,12 @@ pub(crate) async fn an_outage_keeps_what_is_known_and_ends_in_a_snapshot(backend
         while follower.entries != expected {
             follower.next().await;
             assert!(follower.entries.contains_key("a"), "what was known stays");
+        }
+    })
+    .await;
+    soon(async {
+        while outages() != [0, 0] {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
