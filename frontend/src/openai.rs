@@ -47,8 +47,8 @@ pub(crate) use short_texts::{check_options, is_short, short_texts};
 pub use text_pairs::{TextList, TextPairs};
 pub(crate) use tokenize::detokenize_json;
 pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest, tokenize_json};
-pub(crate) use tools::{arguments_as_text, check_function, check_tool_name};
 pub use tools::{ToolChoice, ToolOptions};
+pub(crate) use tools::{arguments_as_text, check_function, check_tool_name};
 
 #[cfg(test)]
 mod tests;
