@@ -124,7 +124,8 @@ pub trait RequestPlane: Send + Sync + 'static {
     /// Sends a serialized request to `address`.
     ///
     /// # Errors
-    /// `CannotConnect` if the address is unreachable, otherwise the handler's refusal.
+    /// `CannotConnect` if the address is unreachable; the reason of the end if the request is cancelled or its deadline passes before
+    /// that is known; otherwise the handler's refusal.
     ///
     /// # Cancel safety
     /// Dropping the future or the stream cancels the request.

@@ -251,7 +251,11 @@ impl RequestPlane for WirePlane {
     ) -> Result<ResponseStream<Bytes>, EngineError> {
         let of_request = |error: EngineError| error.or_request_id(ctx.id());
         let (process, instance) = self.parse(address).map_err(of_request)?;
-        let caller = self.shared.peers.caller(process).await;
+        let caller = tokio::select! {
+            biased;
+            caller = self.shared.peers.caller(process) => caller,
+            error = ctx.over() => Err(error),
+        };
         let caller = caller.map_err(of_request)?;
         caller.call(endpoint, instance, body, ctx).await
     }

@@ -1,10 +1,11 @@
 //! [`Peers`]: our connections to other processes, one each.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, FutureExt, Shared};
 use genset_backend_common::{EngineError, ErrorKind};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -25,6 +26,9 @@ const REDIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duratio
 /// How long a process is redialled after a loss even if no client lists an instance of it any more.
 const REDIAL_TIME: Duration = Duration::from_secs(60);
 
+/// An attempt to connect. A task makes it, so it continues when those who wait for it leave.
+type Dial = Shared<BoxFuture<'static, Result<Arc<Caller>, EngineError>>>;
+
 /// The calling half of a wire plane.
 pub(super) struct Peers {
     common: Common,
@@ -41,10 +45,8 @@ struct Peer {
     /// Whether to look closer before an instance of the process counts as reachable. It ends only while `state` is locked: a look
     /// from before a loss must not end it.
     doubt: Arc<AtomicBool>,
-    /// Held while dialling, so that concurrent requests make one connection; contains the error of the last attempt.
-    dialling: tokio::sync::Mutex<Option<EngineError>>,
-    /// The number of failed attempts.
-    failures: AtomicU64,
+    /// The attempt in progress, which concurrent requests share.
+    dialling: Mutex<Option<Dial>>,
     /// Limits the log: a process might accept connections and close them repeatedly.
     logged: LogLimit,
 }
@@ -91,14 +93,7 @@ impl Peers {
             caller.announced(instance);
             return;
         }
-        let shutdown = self.common.shutdown.clone();
-        let prepare = async move {
-            if let Some(Err(error)) = shutdown.run_until_cancelled(peer.caller()).await {
-                tracing::debug!(process = peer.process, %error, "cannot connect yet");
-            }
-        };
-        let vital = self.common.vital.handle();
-        self.common.tasks.spawn_on(prepare, vital);
+        drop(peer.dial());
     }
 
     /// Whether neither the process is known to be gone nor its instance to be leaving.
@@ -121,8 +116,7 @@ impl Peers {
             process: process.to_owned(),
             state: Mutex::default(),
             doubt: Arc::default(),
-            dialling: tokio::sync::Mutex::default(),
-            failures: AtomicU64::new(0),
+            dialling: Mutex::default(),
             logged: LogLimit::default(),
         });
         peers.insert(process.to_owned(), Arc::downgrade(&peer));
@@ -200,16 +194,6 @@ impl Peer {
         is_current
     }
 
-    /// An attempt to connect failed. If nothing was known of the process, it now counts as lost.
-    fn not_reached(self: &Arc<Self>) {
-        let mut state = self.state.lock();
-        if matches!(*state, State::Unknown) {
-            self.enter(&mut state, self.lost(false));
-            drop(state);
-            self.redial(REDIAL_PAUSES.0, Duration::ZERO);
-        }
-    }
-
     /// Starts to dial the lost process until it is reached: for `time` in any case, and then as long as somebody uses it.
     fn redial(self: &Arc<Self>, mut pause: Duration, time: Duration) {
         let until = Instant::now() + time;
@@ -233,37 +217,63 @@ impl Peer {
 
     /// The connection to the process; dials when there is none.
     async fn caller(self: &Arc<Self>) -> Result<Arc<Caller>, EngineError> {
+        match self.open_caller() {
+            Some(caller) => Ok(caller),
+            None => self.dial().await,
+        }
+    }
+
+    /// The attempt in progress; begins one if there is none.
+    fn dial(self: &Arc<Self>) -> Dial {
+        let mut dialling = self.dialling.lock();
+        // An attempt may have succeeded a moment ago.
         if let Some(caller) = self.open_caller() {
-            return Ok(caller);
+            return std::future::ready(Ok(caller)).boxed().shared();
         }
-        let failures = self.failures.load(Ordering::Relaxed);
-        let mut failure = self.dialling.lock().await;
-        if let Some(caller) = self.open_caller() {
-            return Ok(caller);
-        }
-        // Tasks that waited for an attempt share its outcome: if each tried again, the last would wait for all of them.
-        if self.failures.load(Ordering::Relaxed) != failures
-            && let Some(error) = &*failure
-        {
-            return Err(error.clone());
-        }
+        dialling.get_or_insert_with(|| self.begin_to_dial()).clone()
+    }
+
+    fn begin_to_dial(self: &Arc<Self>) -> Dial {
         let common = &self.peers.common;
         let peer = Arc::clone(self);
-        let connect = async move { peer.connect().await };
-        let connected = common.vital.run(connect).await;
-        if let Err(error) = &connected {
-            let process = &self.process;
-            // Only the log has the address: clients read the error. A process that said goodbye is not worth logging.
-            if self.has_said_goodbye() {
-                tracing::debug!(process, %error, "a worker that left cannot be reached");
-            } else if common.metrics.may_log("cannot_connect") {
-                tracing::warn!(process, %error, "a worker cannot be reached; further failures are not logged for a minute");
+        let attempt = async move {
+            let _until = Dialling(&peer);
+            let shutdown = &peer.peers.common.shutdown;
+            match shutdown.run_until_cancelled(peer.connect()).await {
+                Some(connected) => connected.inspect_err(|error| peer.unreached(error)),
+                None => Err(EngineError::new(
+                    ErrorKind::CannotConnect,
+                    "this process shuts down",
+                )),
             }
-            self.failures.fetch_add(1, Ordering::Relaxed);
-            *failure = Some(error.clone());
-            self.not_reached();
+        };
+        let attempt = common.tasks.spawn_on(attempt, common.vital.handle());
+        let outcome = async move {
+            attempt.await.unwrap_or_else(|error| {
+                Err(
+                    EngineError::internal("a task of the runtime of links ended early")
+                        .with_source(error),
+                )
+            })
+        };
+        outcome.boxed().shared()
+    }
+
+    /// An attempt to connect failed. If nothing was known of the process, it now counts as lost.
+    fn unreached(self: &Arc<Self>, error: &EngineError) {
+        let process = &self.process;
+        // Only the log has the address: clients read the error. A process that said goodbye is not worth logging.
+        if self.has_said_goodbye() {
+            tracing::debug!(process, %error, "a worker that left cannot be reached");
+        } else if self.peers.common.metrics.may_log("cannot_connect") {
+            tracing::warn!(process, %error, "a worker cannot be reached; further failures are not logged for a minute");
         }
-        connected
+        let mut state = self.state.lock();
+        if matches!(*state, State::Unknown) {
+            self.enter(&mut state, self.lost(false));
+            drop(state);
+            self.redial(REDIAL_PAUSES.0, Duration::ZERO);
+        }
     }
 
     async fn connect(self: &Arc<Self>) -> Result<Arc<Caller>, EngineError> {
@@ -306,6 +316,16 @@ impl Peer {
         };
         common.tasks.spawn_on(run, common.vital.handle());
         Ok(caller)
+    }
+}
+
+/// An attempt to connect, until its task ends.
+struct Dialling<'a>(&'a Peer);
+
+impl Drop for Dialling<'_> {
+    fn drop(&mut self) {
+        let ended = self.0.dialling.lock().take();
+        drop(ended);
     }
 }
 

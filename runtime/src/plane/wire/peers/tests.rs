@@ -1,8 +1,8 @@
 //! What clients know of processes, over connections whose other end the tests play. The clock is paused.
 
 use async_trait::async_trait;
-use bytes::BytesMut;
-use genset_backend_common::MetricsRegistry;
+use bytes::{Bytes, BytesMut};
+use genset_backend_common::{MetricsRegistry, RequestContext};
 use genset_wire::{FrameKind, GoAway, GoAwayCode, Leaving, encode_frame, encode_payload};
 use serde::Serialize;
 use tokio::io::AsyncWriteExt;
@@ -224,6 +224,29 @@ async fn a_process_that_was_never_reached_is_skipped_until_it_is() {
     // Its loss is seen, too.
     drop((process, arriving));
     until(|| !instance.is_reachable()).await;
+}
+
+/// They share one attempt to connect, which outlives them and tells later ones to go elsewhere.
+#[tokio::test(start_paused = true)]
+async fn requests_wait_for_a_silent_process_until_their_deadlines() {
+    let (plane, played) = plane();
+    let instance = plane.reachability(&at("a", 1));
+    let mut arriving = played.open();
+    let began = Instant::now();
+    let time = Duration::from_secs(1);
+    for _ in 0..2 {
+        let ctx = RequestContext::new("r").with_deadline(Instant::now() + time);
+        let (address, endpoint) = (at("a", 1), EndpointName::default());
+        let answer = plane.call(&address, &endpoint, Bytes::new(), ctx).await;
+        assert_eq!(answer.err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    }
+    assert_eq!(began.elapsed(), 2 * time);
+    assert!(instance.is_reachable());
+    let _silent = arriving.recv().await.unwrap();
+    until(|| !instance.is_reachable()).await;
+    assert!(arriving.try_recv().is_err());
+    let _process = accept(&plane, "a", &mut arriving).await;
+    assert!(instance.is_reachable());
 }
 
 /// It is dialled in vain before its last connection ends.
