@@ -15,7 +15,8 @@ use tonic::Status;
 use super::client::{Client, Conversation};
 use super::protocol::{
     Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
-    LeaseRevokeRequest, LeaseTimeToLiveRequest, Operation, PutRequest, RequestOp, TxnRequest,
+    LeaseRevokeRequest, LeaseTimeToLiveRequest, Operation, PutRequest, RangeRequest, RequestOp,
+    TxnRequest,
 };
 use super::session::{Failure, Pauses, Sessions};
 use crate::discovery::{Entry, Lease, lease_lost};
@@ -177,27 +178,50 @@ impl Held {
         Ok(beating)
     }
 
-    /// Puts the entries again that etcd lost although it has the lease, as after it restarts with older data.
+    /// Puts the entries again that etcd lost although it has the lease, and those whose value it lost, as after it restarts with
+    /// older data.
     async fn check_entries(&self) -> Result<(), Failure> {
         let mut entries = self.entries.lock().await;
         let attached = self.attached_keys().await?;
-        let missing: Vec<Entry> = entries
-            .iter()
-            .filter(|(key, _)| !attached.iter().any(|held| held == key.as_bytes()))
-            .map(|(key, value)| Entry {
+        let mut of_others = Vec::new();
+        for (key, value) in entries.iter() {
+            let entry = Entry {
                 key: key.clone(),
                 value: value.clone(),
-            })
-            .collect();
-        for entry in missing {
-            if self.put_if_absent(&entry).await? {
-                tracing::info!(key = entry.key, "an entry that etcd had lost is put again");
+            };
+            let was_put = if holds(&attached, key) {
+                self.value(key).await?.as_ref() != Some(value)
+                    && self
+                        .put_if(Compare::has_lease(key, self.id), &entry)
+                        .await?
             } else {
-                // Another lease owns the key, as when the same instance is listed again.
-                entries.remove(&entry.key);
+                self.put_if(Compare::is_absent(key), &entry).await?
+            };
+            if was_put {
+                tracing::info!(key, "an entry that etcd had lost is put again");
+            } else if !holds(&attached, key) && !holds(&self.attached_keys().await?, key) {
+                // Another lease owns the key, as when the same instance is listed again. If this lease does, then only the answer
+                // to the first attempt to put it was lost.
+                of_others.push(key.clone());
             }
         }
+        entries.retain(|key, _| !of_others.contains(key));
         Ok(())
+    }
+
+    /// The value of a key in etcd.
+    async fn value(&self, key: &str) -> Result<Option<Bytes>, Failure> {
+        let what = format!("reading {key}");
+        self.sessions
+            .perform(&what, move |client: Client| async move {
+                let request = RangeRequest {
+                    key: key.into(),
+                    range_end: Vec::new(),
+                };
+                let found = client.call(request).await?.kvs.pop();
+                Ok(found.map(|pair| pair.value))
+            })
+            .await
     }
 
     /// The keys that etcd holds under the lease; `NotFound` if it does not have the lease.
@@ -274,13 +298,14 @@ impl Held {
             .await
     }
 
-    /// Whether the entry was put. It was not if the key exists by now.
-    async fn put_if_absent(&self, entry: &Entry) -> Result<bool, Failure> {
+    /// Puts the entry if the condition holds; returns whether the last attempt did.
+    async fn put_if(&self, condition: Compare, entry: &Entry) -> Result<bool, Failure> {
         let what = format!("putting {} again", entry.key);
+        let condition = &condition;
         self.sessions
             .perform(&what, move |client: Client| async move {
                 let put = Operation::Put(self.put_of(entry));
-                let txn = when(Compare::is_absent(&entry.key), put);
+                let txn = when(condition.clone(), put);
                 Ok(client.call(txn).await?.succeeded)
             })
             .await
@@ -308,6 +333,11 @@ impl Held {
             tracing::debug!(lease = self.id, %error, "a lease is left to expire");
         }
     }
+}
+
+/// Whether `key` is among `keys`.
+fn holds(keys: &[Vec<u8>], key: &str) -> bool {
+    keys.iter().any(|held| held == key.as_bytes())
 }
 
 /// Whether the answer to a keep-alive says that the lease is alive.

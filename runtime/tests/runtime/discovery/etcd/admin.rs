@@ -45,6 +45,12 @@ impl Admin {
             .await;
     }
 
+    /// Changes an entry's value. Its lease stays.
+    pub(super) async fn overwrite(&self, key: &str, value: &str) {
+        let put = json!({"key": base64(key), "value": base64(value), "ignore_lease": true});
+        self.must("kv/put", put).await;
+    }
+
     pub(super) async fn delete(&self, key: &str) {
         self.must("kv/deleterange", json!({"key": base64(key)}))
             .await;

@@ -81,6 +81,23 @@ async fn an_entry_that_etcd_lost_under_a_living_lease_is_put_again_after_a_recon
     assert_eq!(all["taken"], "theirs");
 }
 
+/// As after it restarts with older data.
+#[tokio::test]
+async fn an_entry_whose_value_etcd_lost_is_put_again_after_a_reconnection() {
+    let server = EtcdServer::start().await;
+    let network = Network::to(server.address()).await;
+    let far = connect(network.endpoint(), TTL).await;
+    let near = connect(&server.endpoint(), TTL).await;
+    let lease = far.lease().await.unwrap();
+    lease.put(entry("a", "old")).await.unwrap();
+    lease.put(entry("a", "new")).await.unwrap();
+    let mut follower = Follower::of(&near, "").await;
+    server.admin().overwrite("a", "old").await;
+    assert_eq!(follower.next().await, Change::Put(entry("a", "old")));
+    network.break_connections();
+    assert_eq!(follower.next().await, Change::Put(entry("a", "new")));
+}
+
 #[tokio::test]
 async fn a_lease_is_lost_when_etcd_comes_back_without_its_data() {
     let mut server = EtcdServer::start().await;
