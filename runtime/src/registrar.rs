@@ -1,6 +1,8 @@
 //! The Worker's ports on this runtime: an [`Offer`] becomes instances of a component's endpoints. `generate` is listed with
 //! the card, and beside it are `artifacts`, `control`, `kv_events` and `load`.
 
+mod listing;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +12,9 @@ use futures_util::{Stream, StreamExt, future, stream};
 use genset_backend_common::kv::{KvEvent, KvEventPublisher, KvSnapshot};
 use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registration};
 use genset_backend_common::{
-    EngineError, GenerateRequest, ModelCard, Output, OutputStream, RequestContext,
+    EngineError, GenerateRequest, Output, OutputStream, RequestContext,
     card::Artifact,
-    controls::{Adapter, ControlReply, ControlRequest},
+    controls::{ControlReply, ControlRequest},
     handles::{Admitted, Load, LoadPublisher},
     recent::RecentRequests,
     transfer::{KvAddress, KvTransfers},
@@ -25,6 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
+use self::listing::Listing;
 use crate::component::{Runtime, Serving};
 use crate::controls::perform;
 use crate::discovery::{InstanceRecord, Lease};
@@ -202,66 +205,6 @@ impl ServedOffer {
     fn records(&self, generate: InstanceRecord) -> Vec<InstanceRecord> {
         let beside = self.beside.iter().map(|serving| serving.record(None));
         beside.chain([generate]).collect()
-    }
-}
-
-/// The records and the lease of an instance.
-struct Listing {
-    /// Without a card.
-    record: InstanceRecord,
-    /// Without adapters.
-    card: ModelCard,
-    adapters: watch::Receiver<Vec<Adapter>>,
-    /// One lease for all endpoints: they appear, end and are lost together.
-    lease: Mutex<Option<Arc<dyn Lease>>>,
-    /// Notified when the instance was listed with outdated adapters.
-    is_old: Notify,
-}
-
-/// Pause before retrying to list adapters.
-const ADAPTERS_PAUSE: Duration = Duration::from_secs(1);
-
-impl Listing {
-    /// The record of `generate`, with the current adapters.
-    fn record(&self) -> InstanceRecord {
-        let card = ModelCard {
-            adapters: self.adapters.borrow().clone(),
-            ..self.card.clone()
-        };
-        InstanceRecord {
-            card: Some(card),
-            ..self.record.clone()
-        }
-    }
-
-    /// Updates discovery whenever adapters come and go, while the instance is listed.
-    async fn follow_adapters(self: Arc<Self>) {
-        let mut adapters = self.adapters.clone();
-        loop {
-            tokio::select! {
-                changed = adapters.changed() => if changed.is_err() {
-                    return;
-                },
-                () = self.is_old.notified() => {}
-            }
-            while let Err(error) = self.refresh().await {
-                tracing::warn!(%error, "the adapters cannot be published in discovery yet");
-                tokio::time::sleep(ADAPTERS_PAUSE).await;
-            }
-        }
-    }
-
-    /// Lists the current state again.
-    async fn refresh(&self) -> Result<(), EngineError> {
-        let lease = self.lease.lock().clone();
-        let Some(lease) = lease else { return Ok(()) };
-        match self.record().to_entry() {
-            Ok(entry) => lease.put(entry).await,
-            Err(error) => {
-                tracing::error!(%error, "the adapters are not published in discovery");
-                Ok(())
-            }
-        }
     }
 }
 
