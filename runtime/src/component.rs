@@ -391,9 +391,11 @@ impl Serving {
         card: Option<genset_backend_common::ModelCard>,
     ) -> Result<(), EngineError> {
         let entry = self.record(card).to_entry()?;
+        // Locked until it is listed: who unlists it meanwhile must find the lease.
+        let mut lease = self.lease.lock().await;
         let new_lease: Arc<dyn Lease> = Arc::from(self.endpoint.runtime.discovery().lease().await?);
         new_lease.put(entry).await?;
-        *self.lease.lock().await = Some(new_lease);
+        *lease = Some(new_lease);
         self.remember();
         Ok(())
     }
@@ -417,11 +419,11 @@ impl Serving {
     /// # Errors
     /// `Unavailable` if discovery cannot be reached; the lease is released anyway.
     pub async fn unlist(&self) -> Result<(), EngineError> {
+        let lease = self.lease.lock().await.take();
         // Before the discovery call, which may be slow.
         if self.forget() {
             self.endpoint.runtime.plane().leaving(self.instance);
         }
-        let lease = self.lease.lock().await.take();
         match lease {
             Some(lease) => lease.remove(&self.record(None).key()).await,
             None => Ok(()),
@@ -455,7 +457,42 @@ genset_backend_common::debug_as!(|it| Serving {
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use futures_util::{future, stream};
+    use genset_backend_common::RequestContext;
+
     use super::*;
+    use crate::discovery::gated::GatedDiscovery;
+    use crate::plane::ResponseStream;
+
+    struct Empty;
+
+    #[async_trait]
+    impl Handler<(), ()> for Empty {
+        async fn handle(
+            &self,
+            (): (),
+            _ctx: RequestContext,
+        ) -> Result<ResponseStream<()>, EngineError> {
+            Ok(Box::pin(stream::empty()))
+        }
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_is_unlisted_while_it_is_being_listed_does_not_stay_listed() {
+        let discovery = GatedDiscovery::new();
+        let plane = Arc::new(MemoryPlane::new());
+        let runtime = Runtime::new(Arc::new(discovery.clone()), plane);
+        let endpoint = runtime.endpoint(EndpointName::default());
+        let serving = endpoint.serve(Arc::new(Empty)).await.unwrap();
+        let open = async { discovery.open() };
+        let all = future::join3(serving.list(None), serving.unlist(), open);
+        let (listed, unlisted, ()) = all.await;
+        listed.unwrap();
+        unlisted.unwrap();
+        assert!(discovery.get("").await.unwrap().is_empty());
+        assert!(runtime.shared.listed.lock().is_empty());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_cannot_be_ended_keeps_no_shutdown() {

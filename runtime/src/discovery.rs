@@ -4,6 +4,8 @@
 #[cfg(feature = "etcd")]
 mod etcd;
 mod file;
+#[cfg(test)]
+pub(crate) mod gated;
 mod memory;
 mod records;
 mod vital;

@@ -172,7 +172,7 @@ impl Registrar for RuntimeRegistrar {
             record: serving.record(None),
             card: offer.card,
             adapters: offer.adapters,
-            lease: Mutex::default(),
+            lease: tokio::sync::Mutex::default(),
             is_old: Notify::new(),
         });
         let served = Mutex::new(Some(Arc::new(ServedOffer {
@@ -251,7 +251,7 @@ impl Registration for RuntimeRegistration {
         for record in records {
             lease.put(record.to_entry()?).await?;
         }
-        *self.listing.lease.lock() = Some(lease);
+        *self.listing.lease.lock().await = Some(lease);
         // While `generate` is listed, another endpoint that is unlisted is not the instance's last one.
         served.generate.remember();
         if self.listing.record() != record {
@@ -265,18 +265,13 @@ impl Registration for RuntimeRegistration {
         served.generate.forget();
         // Before the discovery call, which may be slow.
         self.runtime.plane().leaving(served.generate.instance());
-        let records = served.records(self.listing.record());
-        let lease = self.listing.lease.lock().take();
-        let Some(lease) = lease else { return Ok(()) };
         // The card goes first: no client may find a model whose artifacts are gone.
-        for record in records.iter().rev() {
-            lease.remove(&record.key()).await?;
-        }
-        Ok(())
+        let records = served.records(self.listing.record());
+        self.listing.unlist(&records).await
     }
 
     async fn lost(&self) {
-        let lease = self.listing.lease.lock().clone();
+        let lease = self.listing.lease.lock().await.clone();
         match lease {
             Some(lease) => lease.lost().await,
             None => std::future::pending().await,
@@ -284,7 +279,7 @@ impl Registration for RuntimeRegistration {
     }
 
     async fn close(&self) {
-        drop(self.listing.lease.lock().take());
+        drop(self.listing.lease.lock().await.take());
         drop(self.served.lock().take());
     }
 }
