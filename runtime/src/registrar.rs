@@ -262,9 +262,11 @@ impl Registration for RuntimeRegistration {
 
     async fn unlist(&self) -> Result<(), EngineError> {
         let served = self.served()?;
-        served.generate.forget();
-        // Before the discovery call, which may be slow.
-        self.runtime.plane().leaving(served.generate.instance());
+        // Before the discovery call, which may be slow. Another endpoint may be listed under the same id, and stays.
+        if served.generate.forget() {
+            let instance = served.generate.instance();
+            self.runtime.plane().leaving(instance);
+        }
         // The card goes first: no client may find a model whose artifacts are gone.
         let records = served.records(self.listing.record());
         self.listing.unlist(&records).await

@@ -242,6 +242,34 @@ async fn an_endpoint_beside_a_worker_leaves_alone() {
     soon(runtime.shutdown()).await;
 }
 
+#[tokio::test]
+async fn a_worker_beside_an_endpoint_leaves_alone() {
+    let (runtime, plane, discovery) = on_tcp();
+    let (site, _, of_site) = on_tcp();
+    let worker = start(&site, ID, sample(0), worker_config(Vec::new())).await;
+    let answering = Answering::new(|(): ()| Ok(vec![7_u64]));
+    let beside = listed(&endpoint(&site, "beside"), ID, answering).await;
+    let lease = discovery.lease().await.unwrap();
+    for entry in of_site.get("").await.unwrap() {
+        lease.put(entry).await.unwrap();
+    }
+    let client: Client<(), u64> = endpoint(&runtime, "beside").client();
+    soon(client.wait_for_instances(PATIENCE)).await.unwrap();
+    let address = client.instances()[0].address.clone();
+    let ask = async || {
+        let items = client.direct(InstanceId(ID), (), ctx()).await;
+        soon(items.unwrap().next()).await.unwrap().unwrap()
+    };
+    // Only connected clients are notified, before their next response.
+    assert_eq!(ask().await, 7);
+    soon(worker.shutdown()).await;
+    assert_eq!(ask().await, 7);
+    assert!(plane.is_reachable(&address));
+    drop(beside);
+    soon(site.shutdown()).await;
+    soon(runtime.shutdown()).await;
+}
+
 /// An engine that keeps its start context.
 #[derive(Default)]
 struct Publishing {
