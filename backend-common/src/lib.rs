@@ -22,6 +22,7 @@ pub mod error;
 pub mod handles;
 pub mod inbox;
 pub mod kv;
+pub mod log_limit;
 pub mod machine;
 mod named;
 pub mod output;

@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use genset_backend_common::log_limit::OncePerMinute;
 use tokio::net::{TcpListener, TcpStream};
-
-use crate::log_limit::LogLimit;
 
 /// Pause after the operating system refuses a connection, such as when it is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -15,7 +14,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct TcpAcceptor {
     listener: TcpListener,
-    logged: LogLimit,
+    logged: OncePerMinute,
 }
 
 impl TcpAcceptor {
@@ -24,7 +23,7 @@ impl TcpAcceptor {
     pub fn new(listener: TcpListener) -> Self {
         Self {
             listener,
-            logged: LogLimit::default(),
+            logged: OncePerMinute::default(),
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, log_limit::OncePerMinute};
 
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdConfig, EtcdCredentials, EtcdDiscovery, EtcdTls};
@@ -27,7 +27,6 @@ pub(crate) use records::Records;
 pub use records::{Address, InstanceRecord, MAX_RECORD_BYTES, RecordProblem};
 pub use vital::VitalDiscovery;
 
-use crate::log_limit::LogLimit;
 use crate::names::EndpointName;
 
 /// Prefix of every key, with the version of the stored format.
@@ -162,7 +161,7 @@ pub(crate) async fn follow_changes(
 ) {
     let (shortest, longest) = WATCH_PAUSES;
     let mut pause = shortest;
-    let logged = LogLimit::default();
+    let logged = OncePerMinute::default();
     let mut is_away = false;
     loop {
         match discovery.watch(prefix).await {

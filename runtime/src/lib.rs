@@ -20,7 +20,6 @@ mod kv_blocks;
 #[cfg(feature = "cli")]
 pub mod layers;
 mod load;
-mod log_limit;
 #[cfg(feature = "cli")]
 mod logging;
 mod model_folder;

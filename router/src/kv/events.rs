@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock, chains};
-use genset_backend_common::{EngineError, RequestContext};
+use genset_backend_common::{EngineError, RequestContext, log_limit::OncePerMinute};
 use genset_runtime::plane::ResponseStream;
 use genset_runtime::{Client, InstanceId, KvItem};
 use parking_lot::Mutex;
@@ -34,9 +34,6 @@ const LONG_SNAPSHOT: usize = 4096;
 
 /// How long events may be missing before a warning: clients discover a new worker at different times.
 const LOST_TIME: Duration = Duration::from_secs(5);
-
-/// Minimum interval between logs of a worker's invalid events.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A model's index, with the state to maintain it.
 #[derive(Debug)]
@@ -154,7 +151,7 @@ struct Publisher {
     has_left_out: bool,
     /// When events stopped; `None` while they arrive.
     lost_since: Option<Instant>,
-    logged: Option<Instant>,
+    logged: OncePerMinute,
 }
 
 impl Drop for Publisher {
@@ -243,7 +240,7 @@ impl Publisher {
             one_stale: Arc::new(Semaphore::new(1)),
             has_left_out: false,
             lost_since: None,
-            logged: None,
+            logged: OncePerMinute::default(),
         }
     }
 
@@ -357,7 +354,7 @@ impl Publisher {
     fn lost(&mut self, error: &EngineError) {
         let (instance, rank) = (self.place.instance, self.place.rank);
         let stays_lost = self.stays_lost();
-        if stays_lost && !error.policy().is_migratable && self.is_log_due() {
+        if stays_lost && !error.policy().is_migratable && self.logged.may_log("lost") {
             tracing::warn!(%instance, rank, %error, "the KV events of a worker cannot be followed");
         } else {
             tracing::debug!(%instance, rank, %error, "the KV events of a worker ended");
@@ -370,20 +367,16 @@ impl Publisher {
         since.elapsed() >= LOST_TIME
     }
 
-    fn is_log_due(&mut self) -> bool {
-        let now = Instant::now();
-        let is_due = |logged: Instant| now.duration_since(logged) >= LOG_INTERVAL;
-        let is_due = self.logged.is_none_or(is_due);
-        if is_due {
-            self.logged = Some(now);
-        }
-        is_due
-    }
-
-    fn report(&mut self, problem: &str, reason: &str) {
+    fn report(&self, problem: &str, reason: &str) {
         self.indexed.metrics.odd(reason);
-        if self.is_log_due() {
-            tracing::warn!(instance = %self.place.instance, rank = self.place.rank, problem, "odd KV events; the worker's entries in the index may be wrong");
+        if let Some(unlogged) = self.logged.unlogged("odd") {
+            tracing::warn!(
+                instance = %self.place.instance,
+                rank = self.place.rank,
+                problem,
+                unlogged,
+                "odd KV events; the worker's entries in the index may be wrong; further ones are only counted for a minute"
+            );
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use genset_backend_common::log_limit::OncePerMinute;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::{
@@ -13,7 +14,6 @@ use genset_backend_common::{
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, prefix_of};
-use crate::log_limit::LogLimit;
 use crate::names::{EndpointName, InstanceId};
 
 /// The maximum size of a record in bytes, its card included.
@@ -171,7 +171,7 @@ impl InstanceRecord {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Records {
     refused: Family<[(&'static str, &'static str); 1], Counter>,
-    logged: LogLimit,
+    logged: OncePerMinute,
 }
 
 impl Records {

@@ -16,15 +16,14 @@ use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
     EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
+    log_limit::OncePerMinute,
     transfer::{Held, KvBytes, KvHolds, KvSource, KvTransfers, TransferParams},
 };
 use genset_scheduler::{HeldSequence, ReceivingPlace, SequenceId};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::time::Instant;
 
 use super::core::Command;
 use crate::model::KvLayout;
@@ -43,9 +42,6 @@ const ALL_AHEAD: usize = 64;
 
 /// The most pending writes of a transfer.
 const PIECES_WRITTEN: usize = 4;
-
-/// The minimum time between two log lines about blocks of other weights.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Identifies held blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -102,8 +98,8 @@ pub(crate) struct Transfers {
     layout: Option<KvLayout>,
     /// The digest of the model's weights.
     weights: Option<u64>,
-    /// When a line about blocks of other weights was last logged.
-    logged: Arc<Mutex<Option<Instant>>>,
+    /// Limits the log about blocks of other weights.
+    logged: OncePerMinute,
 }
 
 /// A prompt whose blocks are held.
@@ -133,7 +129,7 @@ impl Transfers {
             holds: KvHolds::new(lease),
             layout,
             weights,
-            logged: Arc::default(),
+            logged: OncePerMinute::default(),
         })
     }
 
@@ -198,13 +194,12 @@ impl Transfers {
     fn other_weights(&self, theirs: Option<String>) -> EngineError {
         let theirs = theirs.unwrap_or_else(|| "unknown".into());
         let ours = self.weights.map(hex).unwrap_or_default();
-        let mut logged = self.logged.lock();
-        if logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
-            *logged = Some(Instant::now());
+        if let Some(unlogged) = self.logged.unlogged("weights") {
             tracing::warn!(
                 theirs,
                 ours,
-                "a prefill instance's KV blocks are of other weights and are not taken: its model files or its --quantize differ; logged once a minute"
+                unlogged,
+                "a prefill instance's KV blocks are of other weights and are not taken: its model files or its --quantize differ; further ones are only counted for a minute"
             );
         }
         bad(format!(

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, log_limit::OncePerMinute};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
@@ -17,7 +17,6 @@ use tonic::{Code, Status};
 use super::client::Client;
 use super::config::{EtcdConfig, invalid};
 use crate::discovery::{Outage, lease_lost};
-use crate::log_limit::LogLimit;
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -44,7 +43,7 @@ pub(super) struct Sessions {
     current: AtomicUsize,
     next_id: AtomicU64,
     /// Limits the log: many watches share an outage, and each tries again every second.
-    logged: LogLimit,
+    logged: OncePerMinute,
     /// Whether the last line about it in the log says that discovery cannot be watched.
     has_told_outage: AtomicBool,
     /// Watches and leases that cannot reach etcd.
@@ -85,7 +84,7 @@ impl Sessions {
             sessions,
             current: AtomicUsize::new(0),
             next_id: AtomicU64::new(0),
-            logged: LogLimit::default(),
+            logged: OncePerMinute::default(),
             has_told_outage: AtomicBool::new(false),
             outages: Gauge::default(),
         })
@@ -95,7 +94,7 @@ impl Sessions {
         &self.config
     }
 
-    pub(super) fn logged(&self) -> &LogLimit {
+    pub(super) fn logged(&self) -> &OncePerMinute {
         &self.logged
     }
 

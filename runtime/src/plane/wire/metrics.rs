@@ -1,13 +1,13 @@
 //! Metrics of wire connections for operators.
 
 use genset_backend_common::MetricsRegistry;
+use genset_backend_common::log_limit::OncePerMinute;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 
 use super::handshake::Role;
 use super::link::Ended;
-use crate::log_limit::LogLimit;
 
 /// One label: its name and value.
 type Label = [(&'static str, &'static str); 1];
@@ -41,7 +41,7 @@ pub(super) struct WireMetrics {
     ended: Family<Label, Counter>,
     memory: Gauge,
     unreachable: Gauge,
-    logged: LogLimit,
+    logged: OncePerMinute,
 }
 
 fn role_label(role: Role) -> Label {
@@ -81,7 +81,7 @@ impl WireMetrics {
             ),
             refused,
             ended: registry.create("genset_wire_ended_connections", "Connections that ended"),
-            logged: LogLimit::default(),
+            logged: OncePerMinute::default(),
         }
     }
 

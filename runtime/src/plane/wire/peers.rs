@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, log_limit::OncePerMinute};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -16,7 +16,6 @@ use super::handshake::{self, Role};
 use super::link::Ended;
 use super::metrics::GaugeGuard;
 use super::traffic::Traffic;
-use crate::log_limit::LogLimit;
 use crate::names::InstanceId;
 use crate::plane::Reachability;
 
@@ -48,7 +47,7 @@ struct Peer {
     /// The attempt in progress, which concurrent requests share.
     dialling: Mutex<Option<Dial>>,
     /// Limits the log: a process might accept connections and close them repeatedly.
-    logged: LogLimit,
+    logged: OncePerMinute,
 }
 
 /// What is known of a process.
@@ -117,7 +116,7 @@ impl Peers {
             state: Mutex::default(),
             doubt: Arc::default(),
             dialling: Mutex::default(),
-            logged: LogLimit::default(),
+            logged: OncePerMinute::default(),
         });
         peers.insert(process.to_owned(), Arc::downgrade(&peer));
         peer

@@ -9,13 +9,12 @@ use async_nats::connection::State;
 use async_nats::{
     Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, Subject,
 };
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, log_limit::OncePerMinute};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use super::config::{MIN_MESSAGE_BYTES, NatsConfig, NatsCredentials, NatsTls, invalid};
 use super::tls;
-use crate::log_limit::LogLimit;
 
 /// The prefix of all our subjects. A NATS user needs the right to publish and to subscribe to `genset.v1.wire.>`.
 const ROOT: &str = "genset.v1.wire";
@@ -275,7 +274,7 @@ struct Reports {
     /// The last problem since the client was last connected.
     problem: Mutex<Option<String>>,
     /// Limits the log: the client reports each failed attempt to connect, and the server each message that it refuses.
-    logged: LogLimit,
+    logged: OncePerMinute,
 }
 
 impl Reports {
