@@ -27,7 +27,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use genset_backend_common::{
     Capabilities, EngineError, ErrorKind, GenerateRequest, Input, ModelCard, RequestContext,
-    card::DEFAULT_MIGRATION_LIMIT, config::SamplingOption, transfer::TransferParams,
+    card::DEFAULT_MIGRATION_LIMIT, config::SamplingOption, log_limit::OncePerMinute,
+    transfer::TransferParams,
 };
 use genset_runtime::{InstanceId, KvBlocksClient};
 use tokio::time::Instant;
@@ -72,6 +73,8 @@ struct Parts {
     can: Capabilities,
     blocks: Option<KvBlocksClient>,
     metrics: ModelLegs,
+    /// Limits the log: what instances disagree about concerns every request.
+    logged: OncePerMinute,
 }
 
 impl Disaggregating {
@@ -95,6 +98,7 @@ impl Disaggregating {
             can: card.capabilities.clone(),
             blocks,
             metrics: legs.of(&card.name),
+            logged: OncePerMinute::default(),
         };
         Self {
             parts: Arc::new(parts),

@@ -64,7 +64,7 @@ impl Handing {
                 },
             };
             if !std::mem::replace(&mut is_told, true) {
-                tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no decode instance took the request over");
+                self.tell(&refusal);
             }
             if self.ctx.has_lost_too_many() {
                 return Err(Untaken::Nobody(refusal));
@@ -96,6 +96,16 @@ impl Handing {
             } else {
                 &[]
             };
+        }
+    }
+
+    /// Logs the first refusal of the decode pool.
+    fn tell(&self, refusal: &EngineError) {
+        let (request_id, kind) = (self.ctx.id(), refusal.kind());
+        if let Some(unlogged) = self.parts.logged.unlogged(kind.name()) {
+            tracing::warn!(request_id, error = %refusal, unlogged, "no decode instance took the request over; further requests are only counted for a minute");
+        } else {
+            tracing::debug!(request_id, error = %refusal, "no decode instance took the request over");
         }
     }
 

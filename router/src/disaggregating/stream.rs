@@ -259,10 +259,13 @@ impl TwoLegs {
         let start = self.first.token_ids.len() - decode.again;
         let given: &[TokenId] = &self.first.token_ids[start..start + count];
         if chunk.token_ids[..count] != *given {
-            tracing::error!(
-                request_id = self.ctx.id(),
-                "prefill and decode instance chose another first token; do they serve the same model?"
-            );
+            if let Some(unlogged) = self.parts.logged.unlogged("another first token") {
+                tracing::error!(
+                    request_id = self.ctx.id(),
+                    unlogged,
+                    "prefill and decode instance chose another first token; do they serve the same model? further requests are only counted for a minute"
+                );
+            }
             return Err(KvTransfers::lost(
                 "the decode instance answers otherwise than the prefill instance",
             ));
