@@ -123,10 +123,6 @@ impl Server {
     async fn accept(self: Arc<Self>, mut listener: Box<dyn Listener>) {
         while let Some(io) = listener.accept().await {
             let server = Arc::clone(&self);
-            if self.room.available_permits() == 0 {
-                self.spawn(async move { server.refuse(io).await });
-                continue;
-            }
             let stranger = self.strangers.enter(&io.peer);
             self.spawn(async move {
                 let shutdown = server.common.shutdown.clone();
@@ -137,7 +133,9 @@ impl Server {
         }
     }
 
-    async fn refuse(&self, io: Io) {
+    /// Refuses a connection for lack of room. It keeps its place among the strangers until it has been told: a TLS handshake may
+    /// come first.
+    async fn refuse(&self, io: Io, stranger: &Stranger) {
         if self.common.metrics.refused("too_many_connections") {
             let limit = self.common.config.max_connections;
             tracing::warn!(
@@ -151,15 +149,18 @@ impl Server {
             reason: "this process has as many connections as it may".into(),
         };
         let limit = self.common.config.connect_timeout;
-        drop(tokio::time::timeout(limit, handshake::refuse(io, &go_away)).await);
+        let told = stranger.until_evicted(handshake::refuse(io, &go_away));
+        drop(tokio::time::timeout(limit, told).await);
     }
 
     async fn answer(&self, mut io: Io, stranger: Stranger) {
         let config = &self.common.config;
+        if self.room.available_permits() == 0 {
+            return self.refuse(io, &stranger).await;
+        }
         let greeted = stranger
             .until_evicted(handshake::greet(&mut io, Role::Callee, config))
             .await;
-        drop(stranger);
         let greeted = match greeted {
             Some(Ok(greeted)) => greeted,
             None => {
@@ -179,8 +180,9 @@ impl Server {
             }
         };
         let Ok(_place) = Arc::clone(&self.room).try_acquire_owned() else {
-            return self.refuse(io).await;
+            return self.refuse(io, &stranger).await;
         };
+        drop(stranger);
         let _connection = self.common.metrics.connection(Role::Callee);
         let (link, control) = self.common.link(&io, &greeted);
         let callee = Callee::new(

@@ -332,6 +332,34 @@ async fn handshakes_that_take_their_time_hold_up_nobody() {
     assert_eq!(worker.call(Some(authority.tls())).await.unwrap(), [0, 1, 2]);
 }
 
+/// A connection that is refused for lack of room is told so after its handshake.
+#[tokio::test]
+async fn handshakes_of_the_refused_take_no_more_places_than_others() {
+    let authority = Authority::new();
+    let full = WireConfig {
+        max_connections: 1,
+        max_strangers: 1,
+        connect_timeout: Duration::from_secs(3600),
+        ..deaf()
+    };
+    let worker = Worker::with(Some(authority.tls()), full).await;
+    let tcp = TcpConfig {
+        tls: Some(authority.tls()),
+        ..TcpConfig::default()
+    };
+    let caller = WirePlane::tcp(tcp, deaf(), &MetricsRegistry::default());
+    let pair = Pair {
+        caller: Arc::new(caller.unwrap()),
+        callee: worker.plane.clone(),
+    };
+    let got: Vec<u32> = pair.ask(&worker.served, 1u32).await.unwrap();
+    assert_eq!(got, [0]);
+    let mut first = worker.dialled().await;
+    let _second = worker.dialled().await;
+    let ended = soon(first.read(&mut [0; 64])).await;
+    assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+}
+
 #[tokio::test]
 async fn handshakes_that_take_too_long_are_given_up() {
     let authority = Authority::new();
