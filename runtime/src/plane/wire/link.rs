@@ -320,6 +320,18 @@ mod tests {
         assert_eq!(back.elapsed(), config.peer_timeout);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_nudge_after_the_end_does_nothing() {
+        let config = WireConfig::default();
+        let link = link(&config);
+        let (traffic, peer) = traffic(&link, &config);
+        drop(peer);
+        assert_eq!(traffic.carry().await, Ended::Closed);
+        // The task that carried it counts for the first one.
+        assert!(traffic.nudge());
+        assert!(!traffic.nudge());
+    }
+
     /// While the main runtime is busy, its peer still hears from this process and is not considered silent.
     #[tokio::test(start_paused = true)]
     async fn a_link_that_nobody_carries_says_that_it_lives() {

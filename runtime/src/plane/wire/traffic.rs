@@ -3,12 +3,12 @@
 //! the peer, so the [`VitalRuntime`](crate::VitalRuntime) nudges the traffic when the main runtime does not poll it.
 
 use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::BytesMut;
+use futures_util::future::{BoxFuture, Fuse, FutureExt};
 use genset_wire::{
     Batch, Frame, FrameDecoder, FrameKind, GoAway, GoAwayCode, HEADER_BYTES, HeldBytes,
 };
@@ -54,7 +54,8 @@ pub(super) struct Traffic {
 }
 
 struct Flow {
-    run: Pin<Box<dyn Future<Output = Ended> + Send>>,
+    /// Fused: a nudge may come after its end.
+    run: Fuse<BoxFuture<'static, Ended>>,
     /// The waker of the carrying task.
     waker: Option<Waker>,
     /// The end of the connection, if a nudge reached it.
@@ -68,7 +69,7 @@ impl Flow {
             return Poll::Ready(ended);
         }
         let waker = self.waker.as_ref().unwrap_or(Waker::noop());
-        self.run.as_mut().poll(&mut Context::from_waker(waker))
+        self.run.poll_unpin(&mut Context::from_waker(waker))
     }
 }
 
@@ -116,7 +117,7 @@ impl Traffic {
             ended
         };
         let flow = Flow {
-            run: Box::pin(run),
+            run: run.boxed().fuse(),
             waker: None,
             ended: None,
         };
@@ -186,7 +187,7 @@ impl Traffic {
 
     /// Closes the connection, even while no carrying task gets to run.
     pub(super) fn close(&self) {
-        let run = std::mem::replace(&mut self.flow.lock().run, Box::pin(std::future::pending()));
+        let run = std::mem::replace(&mut self.flow.lock().run, Fuse::terminated());
         drop(run);
     }
 }
