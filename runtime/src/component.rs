@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::{EngineError, MetricsRegistry};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -193,8 +194,12 @@ impl Runtime {
         })
     }
 
-    /// Starts a short task without a handle. It is dropped at [`shutdown`](Self::shutdown).
+    /// Starts a short task without a handle. It is dropped at [`shutdown`](Self::shutdown), and where there is no runtime to run it:
+    /// destructors call this, and may run outside of the caller's.
     pub(crate) fn spawn_detached(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if self.shared.vital.is_none() && Handle::try_current().is_err() {
+            return;
+        }
         // Detached, since dropping the handle would abort the task.
         drop(self.spawn(task).detach());
     }
@@ -492,6 +497,13 @@ mod tests {
         unlisted.unwrap();
         assert!(discovery.get("").await.unwrap().is_empty());
         assert!(runtime.shared.listed.lock().is_empty());
+    }
+
+    #[test]
+    fn a_detached_task_is_dropped_where_nothing_runs_it() {
+        let runtime = Runtime::in_process();
+        runtime.spawn_detached(async {});
+        assert_eq!(runtime.tasks(), 0);
     }
 
     #[tokio::test(start_paused = true)]
