@@ -25,6 +25,7 @@ use crate::config::EngineConfig;
 use crate::context::CancelReason;
 use crate::engine::{DrainContext, LLMEngine, StartContext};
 use crate::error::EngineError;
+use crate::log_limit::OncePerMinute;
 use crate::ports::{Offer, Registrar, Registration};
 
 /// How long cancelled requests may take to deliver their terminals.
@@ -265,11 +266,16 @@ impl Reachable {
         let (deadlines, limit) = (effects.deadlines.clone(), effects.config.register_timeout);
         Box::pin(async move {
             let (mut pause, longest) = RELIST_PAUSES;
+            let logged = OncePerMinute::default();
             loop {
                 let call = async { registration.list().await };
                 match call_port("discovery", &deadlines, limit, call).await {
                     Ok(()) => return Answer::Event(Event::Listed),
-                    Err(error) => tracing::warn!(%error, "cannot list the instance again yet"),
+                    Err(error) => {
+                        if let Some(unlogged) = logged.unlogged("not listed") {
+                            tracing::warn!(%error, unlogged, "cannot list the instance again yet; further failures are only counted for a minute");
+                        }
+                    }
                 }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(longest);

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::Parser;
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, log_limit::OncePerMinute};
 use genset_runtime::plane::{Encoded, Handler};
 use genset_runtime::{
     EndpointName, InstanceId, Logging, NetworkArgs, Reach, Runtime, Serving, StatusArgs,
@@ -393,10 +393,13 @@ async fn unlist(serving: &Serving, is_draining: &AtomicBool) -> Result<(), Engin
 }
 
 async fn keep_listed(serving: Arc<Serving>) {
+    let logged = OncePerMinute::default();
     loop {
         serving.lost().await;
         while let Err(error) = serving.list(None).await {
-            tracing::warn!(%error, "discovery lost an endpoint, and it cannot be listed again yet");
+            if let Some(unlogged) = logged.unlogged("not listed") {
+                tracing::warn!(%error, unlogged, "discovery lost an endpoint, and it cannot be listed again yet; further failures are only counted for a minute");
+            }
             tokio::time::sleep(RELIST_PAUSE).await;
         }
         tracing::info!("discovery lost an endpoint; it is listed again");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, ModelCard, controls::Adapter};
+use genset_backend_common::{EngineError, ModelCard, controls::Adapter, log_limit::OncePerMinute};
 use tokio::sync::{Mutex, Notify, watch};
 
 use crate::discovery::{InstanceRecord, Lease};
@@ -41,6 +41,7 @@ impl Listing {
     /// Updates discovery whenever adapters come and go, while the instance is listed.
     pub(super) async fn follow_adapters(self: Arc<Self>) {
         let mut adapters = self.adapters.clone();
+        let logged = OncePerMinute::default();
         loop {
             tokio::select! {
                 changed = adapters.changed() => if changed.is_err() {
@@ -49,7 +50,9 @@ impl Listing {
                 () = self.is_old.notified() => {}
             }
             while let Err(error) = self.refresh().await {
-                tracing::warn!(%error, "the adapters cannot be published in discovery yet");
+                if let Some(unlogged) = logged.unlogged("not published") {
+                    tracing::warn!(%error, unlogged, "the adapters cannot be published in discovery yet; further failures are only counted for a minute");
+                }
                 tokio::time::sleep(ADAPTERS_PAUSE).await;
             }
         }
