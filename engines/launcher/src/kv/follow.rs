@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use genset_backend_common::kv::{KvEventData, KvEventPublisher};
+use genset_backend_common::log_limit::OncePerMinute;
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use zeromq::ZmqMessage;
@@ -90,9 +91,12 @@ impl KvFollower {
     }
 
     async fn follow(&self) {
+        let logged = OncePerMinute::default();
         loop {
             if let Err(error) = self.session().await {
-                tracing::warn!(%error, rank = self.rank, "the KV events of the server cannot be read now");
+                if let Some(unlogged) = logged.unlogged("session") {
+                    tracing::warn!(%error, rank = self.rank, unlogged, "the KV events of the server cannot be read now; further failures are only counted for a minute");
+                }
                 self.publisher.publish(KvEventData::Cleared);
             }
             sleep(RETRY).await;
@@ -184,6 +188,8 @@ pub(super) struct Reader {
     clears: u64,
     rank: u32,
     translator: Translator,
+    /// Limits the log: what is wrong with one batch is mostly wrong with all, and there is one for each step.
+    logged: OncePerMinute,
 }
 
 impl Reader {
@@ -199,6 +205,7 @@ impl Reader {
             clears: 0,
             rank,
             translator: Translator::new(dialect, block_size, max_blocks.unwrap_or(MAX_BLOCKS)),
+            logged: OncePerMinute::default(),
         }
     }
 
@@ -219,17 +226,26 @@ impl Reader {
         let mut changes = Vec::new();
         if number > self.next {
             let missed = number - self.next;
-            tracing::warn!(missed, "KV events of the server are lost");
+            if let Some(unlogged) = self.logged.unlogged("lost") {
+                tracing::warn!(
+                    missed,
+                    unlogged,
+                    "KV events of the server are lost; further gaps are only counted for a minute"
+                );
+            }
             changes.push(self.translator.clear());
         }
         self.next = number.saturating_add(1);
         match Batch::read(payload) {
             Ok(batch) if batch.rank.is_some_and(|rank| rank != self.rank) => {
-                tracing::warn!(
-                    told = batch.rank,
-                    rank = self.rank,
-                    "KV events of the server are of another rank"
-                );
+                if let Some(unlogged) = self.logged.unlogged("another rank") {
+                    tracing::warn!(
+                        told = batch.rank,
+                        rank = self.rank,
+                        unlogged,
+                        "KV events of the server are of another rank; further batches are only counted for a minute"
+                    );
+                }
                 changes.push(self.translator.clear());
             }
             Ok(batch) => {
@@ -238,7 +254,9 @@ impl Reader {
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "KV events of the server cannot be read");
+                if let Some(unlogged) = self.logged.unlogged("unreadable") {
+                    tracing::warn!(%error, unlogged, "KV events of the server cannot be read; further batches are only counted for a minute");
+                }
                 changes.push(self.translator.clear());
             }
         }
