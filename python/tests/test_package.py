@@ -119,9 +119,17 @@ def test_reasons_of_well_known_engines_are_understood(caplog: pytest.LogCaptureF
         assert answer({}, {"finish_reason": reason})[0]["finished"]["reason"] == known
     assert answer({}, {"finish_reason": {"type": "length", "length": 5}})[0]["finished"]["reason"] == "length"
     assert not caplog.records
-    for error in ("error", "error: No outputs"):
-        with pytest.raises(exceptions.Internal, match=f"finish_reason '{error}'"):
-            answer({}, {"finish_reason": error})
+
+
+def test_a_reason_that_tells_of_an_error_is_one() -> None:
+    for reason, problem in [
+        ("error", "finish_reason 'error'"),
+        ("error: no room at 10:30", "^no room at 10:30$"),
+        ({"error": "no room"}, "^no room$"),
+        ({"error": ""}, "finish_reason 'error'"),
+    ]:
+        with pytest.raises(exceptions.Internal, match=problem):
+            answer({}, {"token_ids": [], "finish_reason": reason})
 
 
 def test_requests_have_the_keys_of_their_input() -> None:

@@ -160,18 +160,7 @@ class Answer:
         return items
 
     def _finished(self, chunk: GenerateChunk, reason: Any, last: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(reason, dict):  # SGLang's form: with what was matched.
-            reason = reason.get("type")
-        given = str(reason)
-        reason = given.lower()
-        # Handlers of Dynamo may write the problem behind it: "error: No outputs from vLLM engine".
-        if reason.partition(":")[0] == "error":
-            raise Internal(f"the engine ended the answer with finish_reason {given!r}; raise an exception that says what went wrong")
-        known = _REASONS.get(reason)
-        if known is None:
-            known = "stop"
-            names = ", ".join(sorted(set(_REASONS.values())))
-            logger.warning("finish_reason %r is none of %s; it counts as stop", reason, names)
+        known = _known_reason(reason)
         usage: Any = chunk.get("completion_usage") or {}
         cached = usage.get("cached_tokens")
         if cached is None:
@@ -195,6 +184,23 @@ class Answer:
 
 def _known(told: int | None, counted: int) -> int:
     return counted if told is None else told
+
+
+def _known_reason(given: Any) -> str:
+    """The finish reason as the worker reads it; raises `Internal` if it says that the answer failed."""
+    if isinstance(given, dict):
+        # SGLang's form, with what was matched, or Dynamo's of an error.
+        given = f"error: {given['error']}" if "error" in given else given.get("type")
+    kind, _, problem = str(given).partition(":")
+    if kind.lower() == "error":
+        missing = "the engine ended the answer with finish_reason 'error'; raise an exception that says what went wrong"
+        raise Internal(problem.strip() or missing)
+    reason = str(given).lower()
+    known = _REASONS.get(reason)
+    if known is None:
+        names = ", ".join(sorted(set(_REASONS.values())))
+        logger.warning("finish_reason %r is none of %s; it counts as stop", reason, names)
+    return known or "stop"
 
 
 def kv_event(data: Any, rank: int | None) -> dict[str, Any]:
