@@ -261,7 +261,7 @@ def test_publishers_of_dynamo_s_say_what_they_take_here() -> None:
     llm = importlib.import_module("genset.dynamo.llm")
     for publisher, instead in [
         (llm.KvEventPublisher, "hashes of blocks"),
-        (llm.KvMetricsPublisher, "hashes of blocks"),
+        (llm.KvMetricsPublisher, "a dictionary of counts"),
         (llm.WorkerMetricsPublisher, "a dictionary of counts"),
     ]:
         for arguments, named in [((), {}), (("component", 1, 16), {}), ((), {"worker_id": 1})]:

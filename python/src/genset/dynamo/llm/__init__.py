@@ -31,15 +31,16 @@ class KvEventPublisher(llm.KvEventPublisher):
         super().__init__(_endpoint(arguments, named, instead))
 
 
-KvMetricsPublisher = KvEventPublisher
-
-
 class WorkerMetricsPublisher(llm.LoadPublisher):
     """`genset.llm.LoadPublisher`, which refuses Dynamo's arguments with an explanation."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         instead = "WorkerMetricsPublisher(endpoint) takes a model's endpoint, its publish a dictionary of counts, and there is no create_endpoint"
         super().__init__(_endpoint(arguments, named, instead))
+
+
+KvMetricsPublisher = WorkerMetricsPublisher
+"""Its name in Dynamo's older documents."""
 
 
 def _endpoint(arguments: tuple[Any, ...], named: dict[str, Any], instead: str) -> Endpoint:
