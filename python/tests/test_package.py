@@ -236,6 +236,25 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
         assert ran.stdout == expected, ran.stderr
 
 
+def test_a_name_of_dynamo_s_that_is_not_here_says_what_to_use() -> None:
+    for module, name, instead in [
+        ("_core", "register_llm", "genset.dynamo.llm"),
+        ("_core", "OfTomorrow", "coming-from-dynamo.md"),
+        ("common", "of_tomorrow", "coming-from-dynamo.md"),
+        ("common.backend", "DisaggregationMode", "role=..."),
+        ("common.backend", "OfTomorrow", "coming-from-dynamo.md"),
+        ("llm", "ModelInput", "ModelType.Backend"),
+        ("llm.exceptions", "OfTomorrow", "coming-from-dynamo.md"),
+        ("runtime", "OfTomorrow", "coming-from-dynamo.md"),
+        ("runtime.logging", "of_tomorrow", "coming-from-dynamo.md"),
+        ("sdk", "of_tomorrow", "coming-from-dynamo.md"),
+    ]:
+        with pytest.raises(ImportError, match=f"genset.dynamo.{module} has no {name}: .*{instead}"):
+            exec(f"from genset.dynamo.{module} import {name}", {})
+    errors = importlib.import_module("genset.dynamo.llm.exceptions")
+    assert errors.ConnectionTimeout is exceptions.CannotConnect
+
+
 def test_the_sample_takes_the_tokenizer_of_a_name_that_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BINARY_VARIABLE, "/bin/sh")
 

@@ -5,7 +5,7 @@ imports. New programs use `genset.runtime`, `genset.llm` and `genset.sdk`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 
 _GUIDE = "docs/guide/coming-from-dynamo.md lists what is there"
@@ -23,9 +23,10 @@ _INSTEAD = {
 """Missing modules, by the name after `genset.dynamo.`, with what to do instead."""
 
 
-def absent(module: str, name: str, known: Mapping[str, str]) -> Exception:
-    """The error for a missing name, with what to do instead if there is another way."""
-    if name.startswith("__"):
+def absent(module: str, name: str, known: Mapping[str, str], submodules: Collection[str] = ()) -> Exception:
+    """The error for a missing name, with what to do instead if there is another way. One of `submodules` may not be imported yet: it is an
+    AttributeError, after which Python imports it."""
+    if name.startswith("__") or name in submodules:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     return ImportError(f"{module} has no {name}: {known.get(name, _GUIDE)}")
 

@@ -20,6 +20,8 @@ _INSTEAD = {
     "ModelRuntimeConfig": "register_llm takes its values as arguments: total_kv_blocks, max_num_seqs, tool_parser, reasoning_parser",
     "KvIndexer": "routers index by themselves: `genset run in=http out=dyn --router-mode kv`",
     "KvRouter": "routers route by themselves: `genset run in=http out=dyn --router-mode kv`",
+    "ZmqKvEventPublisher": "publish with KvEventPublisher; for a vLLM or SGLang that `genset run` starts, the worker does",
+    "unregister_llm": "a model leaves when its serve_endpoint ends: cancel that task, or shut the runtime down",
 }
 
 

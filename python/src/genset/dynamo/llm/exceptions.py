@@ -1,5 +1,10 @@
 """The names of `dynamo.llm.exceptions`."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from genset.dynamo import absent
 from genset.exceptions import (
     Cancelled,
     CannotConnect,
@@ -14,12 +19,14 @@ from genset.exceptions import (
     Unavailable,
     Unsupported,
 )
+from genset.exceptions import CannotConnect as ConnectionTimeout
 from genset.exceptions import EngineError as DynamoException
 from genset.exceptions import Internal as Unknown
 
 __all__ = [
     "Cancelled",
     "CannotConnect",
+    "ConnectionTimeout",
     "ContextLengthExceeded",
     "DeadlineExceeded",
     "Disconnected",
@@ -33,3 +40,7 @@ __all__ = [
     "Unknown",
     "Unsupported",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise absent(__name__, name, {})
