@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import enum
 import importlib
 import json
 import os
@@ -450,6 +451,20 @@ def test_a_runtime_config_of_dynamo_s_gives_its_parsers() -> None:
     runtime = types.SimpleNamespace(dyn_tool_call_parser="hermes", dyn_reasoning_parser="qwen3", reasoning_parser="deepseek_r1")
     config = WorkerConfig.from_runtime_config(runtime)
     assert (config.tool_call_parser, config.reasoning_parser) == ("hermes", "deepseek_r1")
+
+
+def test_a_runtime_config_of_dynamo_s_gives_its_role() -> None:
+    class Mode(enum.Enum):
+        PREFILL = "prefill"
+
+    def config(mode: Any, **overrides: Any) -> WorkerConfig:
+        return WorkerConfig.from_runtime_config(types.SimpleNamespace(disaggregation_mode=mode), **overrides)
+
+    for mode, role in [("agg", "aggregated"), ("decode", "decode"), (Mode.PREFILL, "prefill"), (None, "aggregated")]:
+        assert config(mode).role == role
+    assert (config("prefill").component, config("prefill", role="decode").role) == ("prefill", "decode")
+    with pytest.raises(exceptions.InvalidArgument, match="role: 'encode' is none of aggregated, prefill, decode"):
+        config("encode")
 
 
 def test_a_chunk_that_cannot_be_sent_is_named() -> None:

@@ -270,12 +270,16 @@ class WorkerConfig:
 
     @classmethod
     def from_runtime_config(cls, runtime_config: object, **overrides: Any) -> WorkerConfig:
-        """Copies the fields that `runtime_config` has under the same names, except those that are None; `overrides` win. The parsers may
-        have Dynamo's names: `dyn_tool_call_parser`, `dyn_reasoning_parser`."""
+        """Copies the fields that `runtime_config` has under the same names, except those that are None; `overrides` win. The parsers and
+        the role may have Dynamo's names: `dyn_tool_call_parser`, `dyn_reasoning_parser`, `disaggregation_mode`."""
         values = {field.name: getattr(runtime_config, field.name, None) for field in dataclasses.fields(cls)}
         for name in ("tool_call_parser", "reasoning_parser"):
             if values[name] is None:
                 values[name] = getattr(runtime_config, f"dyn_{name}", None)
+        if values["role"] is None:
+            mode = getattr(runtime_config, "disaggregation_mode", None)
+            mode = getattr(mode, "value", mode)
+            values["role"] = "aggregated" if mode == "agg" else mode
         return cls(**{name: value for name, value in {**values, **overrides}.items() if value is not None})
 
 
