@@ -235,11 +235,44 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
         return Ok(());
     };
     let servers = ServerKind::ALL.map(ServerKind::name).join(", ");
+    let instead = instead(output, flag.trim_start_matches('-'));
     let problem = format!(
-        "is only for launched servers (out={servers}); out={} has no use for it",
+        "is only for launched servers (out={servers}); out={} has no use for it{instead}",
         output.word()
     );
     Err(EngineError::invalid_argument(flag, problem))
+}
+
+/// What an output takes in place of the flag `name` of another engine, to follow its refusal; empty if there is nothing.
+fn instead(output: &OutputKind, name: &str) -> &'static str {
+    match (output, name) {
+        (OutputKind::Engine(EngineKind::Candle), "kv-cache-block-size") => {
+            "; its flag is --block-size"
+        }
+        (OutputKind::Engine(EngineKind::Candle), "base-gpu-id") => {
+            "; its flag is --device, as in --device cuda:1"
+        }
+        (
+            OutputKind::Engine(EngineKind::Server(ServerKind::Vllm | ServerKind::Sglang)),
+            "block-size",
+        ) => "; its flag is --kv-cache-block-size",
+        (
+            OutputKind::Engine(EngineKind::Server(_) | EngineKind::Apart(_) | EngineKind::Mocker),
+            _,
+        ) => "; its own settings go into a file of --extra-engine-args",
+        (OutputKind::Engine(EngineKind::Cmd), _) => "; its own flags stand in its command",
+        (OutputKind::Dyn(_), _) => "; give it to a worker",
+        (
+            OutputKind::Engine(
+                EngineKind::Candle
+                | EngineKind::EchoCore
+                | EngineKind::EchoFull
+                | EngineKind::Sample
+                | EngineKind::Scripted,
+            ),
+            _,
+        ) => "",
+    }
 }
 
 /// Flags that say what one engine alone does.
@@ -273,21 +306,7 @@ pub(super) fn check_candle_flags(
     let Some(name) = unread else {
         return Ok(());
     };
-    let instead = match output {
-        OutputKind::Engine(EngineKind::Server(_) | EngineKind::Apart(_)) => {
-            "; its own settings go into a file of --extra-engine-args"
-        }
-        OutputKind::Engine(EngineKind::Cmd) => "; its own flags stand in its command",
-        OutputKind::Dyn(_) => "; give it to a worker",
-        OutputKind::Engine(
-            EngineKind::Candle
-            | EngineKind::EchoCore
-            | EngineKind::EchoFull
-            | EngineKind::Sample
-            | EngineKind::Scripted
-            | EngineKind::Mocker,
-        ) => "",
-    };
+    let instead = instead(output, name);
     let word = output.word();
     let problem = format!("is for out=candle; out={word} has no use for it{instead}");
     Err(EngineError::invalid_argument(format!("--{name}"), problem))

@@ -140,6 +140,30 @@ fn a_model_that_cannot_be_looked_at_is_not_called_absent() {
 }
 
 #[test]
+fn a_flag_of_another_engine_is_refused_with_what_to_use() {
+    for (words, expected) in [
+        (
+            ["out=vllm", "--max-num-batched-tokens=4096"],
+            "--extra-engine-args",
+        ),
+        (["out=vllm", "--block-size=32"], "--kv-cache-block-size"),
+        (["out=candle", "--kv-cache-block-size=32"], "--block-size"),
+        (["out=candle", "--base-gpu-id=1"], "--device cuda:1"),
+        (["out=mocker", "--max-num-seqs=8"], "--extra-engine-args"),
+        (
+            ["out=mocker", "--kv-cache-block-size=8"],
+            "--extra-engine-args",
+        ),
+        (["out=cmd:x", "--extra-engine-args=x.json"], "its command"),
+        (["out=dyn", "--tensor-parallel-size=2"], "to a worker"),
+    ] {
+        let error = parse_words(&words).unwrap_err().to_string();
+        let (_, instead) = error.split_once("has no use for it; ").unwrap();
+        assert!(instead.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn what_is_absent_is_refused_by_name() {
     for (words, expected) in [
         (
@@ -189,8 +213,6 @@ fn what_is_absent_is_refused_by_name() {
         let (flag, _) = words[1].split_once('=').unwrap_or((words[1], ""));
         assert!(error.contains(flag), "{error}");
     }
-    let error = parse_words(&["out=vllm", "--max-num-batched-tokens=4096"]).unwrap_err();
-    assert!(error.to_string().contains("--extra-engine-args"), "{error}");
     let folder = env!("CARGO_MANIFEST_DIR");
     parse_words(&["out=vllm", "--kv-lease=5", folder]).unwrap();
     for words in [
