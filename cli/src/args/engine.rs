@@ -366,7 +366,21 @@ pub(crate) fn required_model(kind: ServerKind, path: Option<&Path>) -> Result<&P
     }
     let shown = path.display();
     let problem = match path.try_exists() {
-        Ok(_) => format!("{shown} is not {wanted}, which out={kind} needs"),
+        Ok(_) => {
+            let takers = match kind {
+                ServerKind::LlamaCpp if path.is_dir() => {
+                    "; out=candle, vllm and sglang take a folder"
+                }
+                ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm if is_gguf(path) => {
+                    "; out=candle, mistralrs, libllama and llamacpp take a GGUF file"
+                }
+                ServerKind::LlamaCpp
+                | ServerKind::Vllm
+                | ServerKind::Sglang
+                | ServerKind::Trtllm => "",
+            };
+            format!("{shown} is not {wanted}, which out={kind} needs{takers}")
+        }
         Err(error) => format!("cannot read {shown}: {error}"),
     };
     Err(EngineError::invalid_argument("MODEL", problem))

@@ -222,7 +222,12 @@ fn what_is_absent_is_refused_by_name() {
         parse_words(&words).unwrap();
     }
     let error = parse_words(&["out=sglang", "x.gguf"]).unwrap_err();
-    assert!(error.to_string().contains("is not the folder"), "{error}");
+    let expected =
+        "is not the folder of a local model checkout, which out=sglang needs; out=candle, ";
+    assert!(error.to_string().contains(expected), "{error}");
+    let error = parse_words(&["out=llamacpp", folder]).unwrap_err();
+    let expected = "is not a GGUF file, which out=llamacpp needs; out=candle, vllm";
+    assert!(error.to_string().contains(expected), "{error}");
     for words in [
         ["in=http", "in=text"],
         [".", ".."],
