@@ -39,7 +39,7 @@ use engine::{
 };
 use network::network_flags;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
-use words::{command_in, stand_in};
+use words::{command_in, only_named, stand_in};
 
 const RUN_HELP: &str = "\
 Words:
@@ -510,7 +510,7 @@ fn check(
     }
     engine_args.launcher.forget_defaults();
     let (input, mut output): (InputKind, OutputKind) = (input.parse()?, output.parse()?);
-    let remark = stand_in(&mut output);
+    let stand_in = stand_in(&mut output);
     let parsers = parser_names(&worker)?;
     let name = match &input {
         InputKind::Dyn(Some(name)) => name.of_role(worker.role)?,
@@ -520,6 +520,7 @@ fn check(
         | InputKind::Batch(_)
         | InputKind::Dyn(None) => worker.endpoint_name()?,
     };
+    let remark = stand_in.or_else(|| only_named(&input, &name, worker.role));
     let endpoint = match &output {
         OutputKind::Dyn(endpoint) => endpoint.clone(),
         OutputKind::Engine(_) => None,

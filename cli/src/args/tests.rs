@@ -126,6 +126,23 @@ fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
 }
 
 #[test]
+fn a_component_that_is_called_like_a_role_gives_none() {
+    let remark = |words: &[&str]| parse_words(words).unwrap().remark;
+    for component in ["prefill", "decode"] {
+        let name = format!("in=dyn://a.{component}.generate");
+        let told = remark(&[&name, "out=sample"]).unwrap();
+        let role = format!("--role {component}");
+        assert!(told.contains(&role), "{told}");
+        let flag = format!("--component={component}");
+        assert_eq!(remark(&["in=dyn", "out=sample", &flag]), Some(told));
+        assert_eq!(remark(&["in=http", "out=sample", &flag]), None);
+        let role = format!("--role={component}");
+        assert_eq!(remark(&[&name, "out=sample", &role]), None);
+    }
+    assert_eq!(remark(&["in=dyn://prefill", "out=sample"]), None);
+}
+
+#[test]
 fn a_model_that_cannot_be_looked_at_is_not_called_absent() {
     let folder = tempfile::tempdir().unwrap();
     // Unlike a folder without permission, such a link also stops the superuser.

@@ -207,6 +207,26 @@ pub(super) fn stand_in(output: &mut OutputKind) -> Option<&'static str> {
     Some(Apart::MistralRs.is_missing())
 }
 
+/// A remark for the user if a worker has a role's component and not the role: the component is then only a name.
+pub(super) fn only_named(
+    input: &InputKind,
+    name: &EndpointName,
+    role: Role,
+) -> Option<&'static str> {
+    if role != Role::Aggregated || !matches!(input, InputKind::Dyn(_)) {
+        return None;
+    }
+    match name.component.as_str() {
+        "prefill" => Some(
+            "the component prefill is only a name: this worker serves whole requests; --role prefill makes it compute prompts for decode workers",
+        ),
+        "decode" => Some(
+            "the component decode is only a name: this worker serves whole requests; --role decode makes it continue what prefill workers began",
+        ),
+        _ => None,
+    }
+}
+
 impl FromStr for EngineKind {
     type Err = String;
 
