@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any, cast
@@ -13,7 +14,8 @@ import pytest
 from genset import Context
 from genset._bridge import Bridge
 from genset._client import Client, ResponseStream
-from genset.exceptions import Cancelled, Unavailable
+from genset._frames import pack
+from genset.exceptions import Cancelled, DeadlineExceeded, Unavailable
 
 
 class FakeBridge:
@@ -22,12 +24,13 @@ class FakeBridge:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.asked: dict[int, Any] = {}
+        self._numbers = itertools.count(1)
 
     def check(self) -> None:
         pass
 
     def number(self) -> int:
-        return 1
+        return next(self._numbers)
 
     def operation(self, begin: Callable[[int], None]) -> asyncio.Future[int | None]:
         begin(1)
@@ -54,6 +57,33 @@ class FakeCaller:
 
     def wait_for_instances(self, op: int, timeout_s: float) -> None:
         pass
+
+
+class FakeAsking:
+    """A request at an instance."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def grant(self, items: int) -> None:
+        pass
+
+
+class ReadyCaller:
+    """A client of an endpoint that has an instance."""
+
+    def __init__(self) -> None:
+        self.asked: list[FakeAsking] = []
+
+    def model(self) -> tuple[None, bool]:
+        return None, False
+
+    def ask(self, *_: object) -> FakeAsking:
+        self.asked.append(FakeAsking())
+        return self.asked[-1]
 
 
 class Kept:
@@ -113,5 +143,42 @@ def test_a_context_tells_of_its_stop_by_dynamo_s_names_too() -> None:
         assert await waiting and await context.async_killed_or_stopped()
         assert context.is_killed() and context.stop_reason() == "client"
         await context.stopped()
+
+    asyncio.run(main())
+
+
+def test_a_request_ends_with_the_context_that_it_is_made_for() -> None:
+    async def main() -> None:
+        caller = ReadyCaller()
+        client = Client(cast(Bridge, FakeBridge()), cast(Any, caller), "a.b.c")
+        context = Context("mine")
+        stream = client.generate({}, context=context)
+        closed = client.generate({}, context=context)
+        await closed.aclose()
+        stream.on_item(pack("first"))
+        context.stop("deadline")
+        assert [asking.is_cancelled for asking in caller.asked] == [True, True]
+        assert await stream.__anext__() == "first"
+        with pytest.raises(DeadlineExceeded):
+            await stream.__anext__()
+        with pytest.raises(StopAsyncIteration):
+            await closed.__anext__()
+        with pytest.raises(DeadlineExceeded):
+            await client.generate({}, context=context)
+        assert caller.asked[-1].is_cancelled
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_over_leaves_nothing_in_its_context() -> None:
+    async def main() -> None:
+        bridge = FakeBridge()
+        client = Client(cast(Bridge, bridge), cast(Any, ReadyCaller()), "a.b.c")
+        context = Context()
+        asked = weakref.ref(client.generate({}, context=context))
+        # The bridge keeps none.
+        bridge.asked.clear()
+        assert asked() is None
+        assert not (context._waiting or context._followers)
 
     asyncio.run(main())

@@ -210,15 +210,14 @@ class Client:
 
         stream = ResponseStream(self._bridge, number)
         self._bridge.asked[number] = stream
-        if context is not None and parent is None:
-            # A context that the program made. The native runtime does not know it.
-            asked = weakref.ref(stream)
-            context.async_killed_or_stopped().add_done_callback(lambda done: _stop(asked, context))
         if self._known_form() is not None:
             stream.begin(*send(timeout))
         else:
             # Dropping the stream cancels the request, also before it is sent.
             self._once_found(weakref.ref(stream), send, timeout)
+        if context is not None and parent is None:
+            # A context that the program made. The native runtime does not know it.
+            context.follow(stream)
         return stream
 
     def _known_form(self) -> Form | None:
@@ -257,9 +256,3 @@ class Client:
                 stream.on_end(problem)
 
         waiting.add_done_callback(begin)
-
-
-def _stop(asked: weakref.ref[ResponseStream], context: Context) -> None:
-    stream = asked()
-    if stream is not None:
-        stream.stop(context.stop_reason() or "client")

@@ -8,13 +8,21 @@ import dataclasses
 import math
 import os
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Union
+from typing import Any, Protocol, Union
 
 from genset._checks import check_limits, check_name, check_parsers, check_values, json_of
 from genset._convert import kv_event, request_to_wire
 from genset.exceptions import Internal, InvalidArgument, Unsupported
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
+
+
+class Follower(Protocol):
+    """A request that ends with the one that it is made for."""
+
+    def stop(self, reason: str) -> None:
+        """That one was stopped."""
 
 
 class Context:
@@ -40,6 +48,7 @@ class Context:
         """Milliseconds left when the request arrived; None for no deadline."""
         self.native: Any = None
         """The native runtime's request, or None: the parent of the requests that a handler sends on its behalf."""
+        self._followers: weakref.WeakSet[Follower] | None = None
 
     def id(self) -> str:
         """The request's id, unique among those in flight."""
@@ -64,6 +73,17 @@ class Context:
             for waiting in self._waiting:
                 if not waiting.done():
                     waiting.set_result(True)
+            for follower in list(self._followers or ()):
+                follower.stop(reason)
+
+    def follow(self, follower: Follower) -> None:
+        """Stops `follower` with this request. Does not keep it alive. Called by the package, on the event loop."""
+        if self._reason is not None:
+            follower.stop(self._reason)
+        elif self._followers is None:
+            self._followers = weakref.WeakSet((follower,))
+        else:
+            self._followers.add(follower)
 
     # Dynamo's names, kept for programs that call them.
 
