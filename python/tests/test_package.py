@@ -23,7 +23,7 @@ from genset._convert import Answer, request_from_wire, request_to_wire
 from genset._declared import completed
 from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find, is_gguf, locate, name_of
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
-from genset.engine import USUAL_SAMPLING
+from genset.engine import USUAL_SAMPLING, Context
 from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
 from genset.backend.run import is_name_only
 from genset.runtime import Endpoint
@@ -254,6 +254,12 @@ def test_a_name_of_dynamo_s_that_is_not_here_says_what_to_use() -> None:
             exec(f"from genset.dynamo.{module} import {name}", {})
     errors = importlib.import_module("genset.dynamo.llm.exceptions")
     assert errors.ConnectionTimeout is exceptions.CannotConnect
+
+
+def test_a_context_names_its_trace_as_dynamo_s_does() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    context = Context("r", traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+    assert (context.trace_id, Context("r").trace_id) == (trace, None)
 
 
 def test_the_sample_takes_the_tokenizer_of_a_name_that_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,12 @@ class Context:
         """As `stop`."""
         self.stop()
 
+    @property
+    def trace_id(self) -> str | None:
+        """The trace of `traceparent`, in hex digits."""
+        parts = self.traceparent.split("-")
+        return parts[1] if len(parts) > 3 else None
+
 
 USUAL_SAMPLING = (
     "temperature",
