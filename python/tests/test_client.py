@@ -15,7 +15,7 @@ from genset import Context
 from genset._bridge import Bridge
 from genset._client import Client, ResponseStream
 from genset._frames import pack
-from genset.exceptions import Cancelled, DeadlineExceeded, Unavailable
+from genset.exceptions import Cancelled, DeadlineExceeded, InvalidArgument, Unavailable
 
 
 class FakeBridge:
@@ -180,5 +180,17 @@ def test_a_request_that_is_over_leaves_nothing_in_its_context() -> None:
         bridge.asked.clear()
         assert asked() is None
         assert not (context._waiting or context._followers)
+
+    asyncio.run(main())
+
+
+def test_items_have_no_wrapper_to_ask_for() -> None:
+    async def main() -> None:
+        client = Client(cast(Bridge, FakeBridge()), cast(Any, ReadyCaller()), "a.b.c")
+        stream = client.random({}, annotated=False)
+        stream.on_item(pack("first"))
+        assert await stream.__anext__() == "first"
+        with pytest.raises(InvalidArgument, match="annotated: .* leave it out"):
+            client.random({}, annotated=True)
 
     asyncio.run(main())

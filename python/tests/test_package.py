@@ -262,6 +262,22 @@ def test_a_context_names_its_trace_as_dynamo_s_does() -> None:
     assert (context.trace_id, Context("r").trace_id) == (trace, None)
 
 
+def test_an_endpoint_is_served_with_dynamo_s_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        served: list[Any] = []
+
+        async def serve(service: Any) -> None:
+            served.append(service)
+
+        bridge = types.SimpleNamespace(loop=asyncio.get_running_loop(), number=lambda: 1)
+        endpoint = Endpoint(cast(Any, types.SimpleNamespace(_bridge=bridge, _models={}, serve=serve)), ("a", "b", "c"))
+        await endpoint.serve_endpoint(lambda request: request, graceful_shutdown=True, metrics_labels=[("model", "m")], health_check_payload={"x": 1})
+        assert [service.name for service in served] == ["a.b.c"]
+
+    asyncio.run(main())
+    assert "metrics_labels have no effect" in caplog.text and "health_check_payload has no effect" in caplog.text
+
+
 def test_the_sample_takes_the_tokenizer_of_a_name_that_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BINARY_VARIABLE, "/bin/sh")
 

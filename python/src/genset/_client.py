@@ -196,7 +196,11 @@ class Client:
         context: Context | None = None,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        annotated: bool | None = False,
     ) -> ResponseStream:
+        """`annotated` is Dynamo's: whether items come in a wrapper, which there is none of."""
+        if annotated:
+            raise InvalidArgument("an item is what the handler yielded, without a wrapper: leave it out", field="annotated")
         self._bridge.check()
         number = self._bridge.number()
         payload = encode(request, f"a request to {self._endpoint}")

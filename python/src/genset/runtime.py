@@ -286,6 +286,7 @@ class Endpoint:
         handler: Handler,
         graceful_shutdown: bool = True,
         metrics_labels: Any = None,
+        health_check_payload: Any = None,
         *,
         max_requests: int = 4096,
         grace: float = GRACE_S,
@@ -301,6 +302,8 @@ class Endpoint:
         """
         if metrics_labels:
             logger.warning("%s: metrics_labels have no effect, series have the labels of the model", self.name)
+        if health_check_payload:
+            logger.warning("%s: health_check_payload has no effect, a model is probed with a request of one token", self.name)
         await self.runtime.serve(self._service(handler, max_requests, grace if graceful_shutdown else 0.0))
 
     def _service(self, handler: Handler, max_requests: int, grace_s: float, check: Check | None = None) -> Service:
