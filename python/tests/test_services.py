@@ -46,6 +46,51 @@ def test_a_setting_with_a_dollar_is_the_same_in_a_container() -> None:
     assert written == '{"template": "$$(HOME) costs $$5"}'
 
 
+@service(workers=3, resources={"memory": "1Gi", "gpu": 1}, image="mine:1")
+class Sized:
+    @endpoint()
+    async def generate(self, request: Any) -> Any:
+        return request
+
+
+def test_a_configuration_says_how_many_workers_there_are_and_what_each_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    file = tmp_path / "sized.json"
+    file.write_text('{"Sized": {"ServiceArgs": {"workers": 1, "resources": {"gpu": "2"}}}}')
+    settings = ["--Sized.ServiceArgs.workers=2", "--Sized.a.b=7"]
+    told = serve.configuration(str(file), settings, ["Sized"])
+    assert told == {"Sized": {"ServiceArgs": {"workers": 2, "resources": {"gpu": "2"}}, "a.b": 7}}
+    planned = serve.plan(ServiceSpec.of(Sized), told, "m:Sized")
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in planned] == ["0,1", "2,3"]
+    (adjusted,) = serve.adjusted([ServiceSpec.of(Sized)], told)
+    assert (adjusted.workers, adjusted.resources) == (2, {"memory": "1Gi", "gpu": "2"})
+    for setting, problem in [
+        ("workers=0", "Sized: ServiceArgs.workers: 0 is no number of processes"),
+        ("workers=many", "Sized: ServiceArgs.workers: 'many' is no number of processes"),
+        ("resources.memory=lots", "Sized: ServiceArgs.resources: memory: 'lots' is no memory"),
+        ("resources.tpu=1", "Sized: ServiceArgs.resources knows cpu, memory and gpu, not tpu"),
+        ("resources=1", "Sized: ServiceArgs.resources: 1 is no map"),
+        ("envs=1", "Sized: ServiceArgs knows workers and resources, not envs"),
+    ]:
+        wrong = serve.configuration(None, [f"--Sized.ServiceArgs.{setting}"], ["Sized"])
+        with pytest.raises(serve.UsageError, match=problem):
+            serve.plan(ServiceSpec.of(Sized), wrong, "m:Sized")
+
+
+def test_services_share_settings_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+    common = '"Common": {"model": "m", "block-size": 64, "other": 1}'
+    file.write_text(f'{{{common}, "Sized": {{"common-configs": ["model", "block-size"], "block-size": 16}}}}')
+    assert serve.configuration(str(file), [], ["Sized"]) == {"Sized": {"model": "m", "block-size": 16}}
+    file.write_text('{"Sized": {"common-configs": null, "ServiceArgs": null}}')
+    told = serve.configuration(str(file), ["--Sized.ServiceArgs.workers=2"], ["Sized"])
+    assert told == {"Sized": {"ServiceArgs": {"workers": 2}}}
+    for wanted in ('["modle"]', '"model"', "[[]]"):
+        file.write_text(f'{{{common}, "Sized": {{"common-configs": {wanted}}}}}')
+        with pytest.raises(serve.UsageError, match="Sized: common-configs: .* is no list of keys of Common, which are model, block-size, other"):
+            serve.configuration(str(file), [], ["Sized"])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [

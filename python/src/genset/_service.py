@@ -53,7 +53,7 @@ if __name__ == "__main__":
     watch_leash(LEASH_VARIABLE, f"kill -s TERM {os.getpid()}", KILL_S)
     found = next(each for each in load(target).graph() if each.name == name)
     sdk.set_config(json.loads(os.environ.get(CONFIG_VARIABLE, "{}")))
-    limit(found)
+    limit(found.adjusted(sdk.config()))
     try:
         import uvloop
     except ImportError:

@@ -19,7 +19,7 @@ from typing import Any
 
 from genset.runtime import KILL_S
 from genset.sdk import IMAGE, ServiceSpec, parse_cpu, parse_gpus
-from genset.serve import CONFIG_VARIABLE, STATUS_VARIABLE, UsageError, check_names, configuration, load
+from genset.serve import CONFIG_VARIABLE, STATUS_VARIABLE, UsageError, adjusted, check_names, configuration, load
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 HTTP_PORT = 8000
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graph = list(load(parsed.target_class).graph())
         told = configuration(parsed.file, settings, [each.name for each in graph])
         hub = Hub.of(parsed.model_cache, parsed.hf_token)
-        services = [_Deployed(each, parsed.target_class, parsed.image, told.get(each.name, {})) for each in graph]
+        services = [_Deployed(each, parsed.target_class, parsed.image, told.get(each.name, {})) for each in adjusted(graph, told)]
         check_names([(each.spec, name) for each in services for name in each.names(parsed.target)], BESIDE)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

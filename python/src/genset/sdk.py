@@ -59,6 +59,8 @@ IMAGE: str = os.environ.get("GENSET_IMAGE") or os.environ.get("DYNAMO_IMAGE") or
 """The container image of services that name none: from `GENSET_IMAGE`, else `DYNAMO_IMAGE`."""
 
 DEFAULT_NAMESPACE = "genset"
+SERVICE_ARGS = "ServiceArgs"
+"""The key of a service's settings whose `workers` and `resources` override those of its declaration, as in Dynamo."""
 MAX_REQUESTS = 4096
 """The most concurrent requests of an endpoint."""
 _SPEC = "__genset_service__"
@@ -111,6 +113,23 @@ class ServiceSpec:
             raise TypeError(f"{cls.__name__} is no service: decorate the class with @service(...)")
         return spec
 
+    def adjusted(self, settings: Mapping[str, Any]) -> ServiceSpec:
+        """Returns the spec with the `workers` and `resources` that the service's settings have under `ServiceArgs`. Raises TypeError or
+        ValueError for what these cannot be."""
+        given = settings.get(SERVICE_ARGS) or {}
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{SERVICE_ARGS}: {given!r} is no map of workers and resources")
+        unknown = set(given) - {"workers", "resources"}
+        if unknown:
+            raise TypeError(f"{SERVICE_ARGS} knows workers and resources, not {', '.join(sorted(map(str, unknown)))}")
+        workers, resources = given.get("workers", self.workers), given.get("resources") or {}
+        if type(workers) is not int or workers < 1:
+            raise ValueError(f"{SERVICE_ARGS}.workers: {workers!r} is no number of processes, at least 1")
+        if not isinstance(resources, Mapping):
+            raise TypeError(f"{SERVICE_ARGS}.resources: {resources!r} is no map of cpu, memory and gpu")
+        resources = {**self.resources, **_resources(resources, f"{SERVICE_ARGS}.resources")}
+        return dataclasses.replace(self, workers=workers, resources=resources)
+
     def graph(self) -> Iterator[ServiceSpec]:
         """The services this one depends on, each before its dependents, and finally this one."""
         yield from _graph(self, set())
@@ -151,6 +170,19 @@ def parse_gpus(text: str) -> int:
 _PARSERS: Mapping[str, Callable[[str], object]] = {"cpu": parse_cpu, "memory": parse_bytes, "gpu": parse_gpus}
 
 
+def _resources(given: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Returns checked resources. Raises TypeError for unknown ones and ValueError for invalid ones, which name `where` they are."""
+    unknown = set(given) - set(_PARSERS)
+    if unknown:
+        raise TypeError(f"{where} knows cpu, memory and gpu, not {', '.join(sorted(map(str, unknown)))}")
+    for resource, amount in given.items():
+        try:
+            _PARSERS[resource](str(amount))
+        except ValueError as error:
+            raise ValueError(f"{where}: {resource}: {error}") from None
+    return {key: str(value) for key, value in given.items()}
+
+
 def _graph(spec: ServiceSpec, seen: set[type]) -> Iterator[ServiceSpec]:
     if spec.cls in seen:
         return
@@ -183,21 +215,14 @@ def service(
         raise TypeError("@service(dynamo={'enabled': False}): a class that is not to be served needs no decorator")
     if workers < 1:
         raise ValueError(f"@service(workers={workers}): must be at least 1")
-    unknown = set(resources or {}) - set(_PARSERS)
-    if unknown:
-        raise TypeError(f"@service(resources=...) knows cpu, memory and gpu, not {', '.join(sorted(unknown))}")
-    for resource, amount in (resources or {}).items():
-        try:
-            _PARSERS[resource](str(amount))
-        except ValueError as error:
-            raise ValueError(f"@service(resources=...): {resource}: {error}") from None
+    checked = _resources(resources or {}, "@service(resources=...)")
 
     def decorate(cls: Class) -> Class:
         spec = ServiceSpec(
             cls=cls,
             name=name or cls.__name__,
             namespace=space,
-            resources={key: str(value) for key, value in (resources or {}).items()},
+            resources=checked,
             workers=workers,
             image=image or IMAGE,
             endpoints={each.__dict__[_ENDPOINT]: method for method, each in _members(cls, _ENDPOINT)},

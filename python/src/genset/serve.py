@@ -21,11 +21,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from genset.sdk import ServiceSpec, parse_cpu, parse_gpus
+from genset.sdk import SERVICE_ARGS, ServiceSpec, parse_cpu, parse_gpus
 
 CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
 """A service's configuration as JSON, in its process."""
@@ -37,6 +37,9 @@ READY_VARIABLE = "GENSET_SERVICE_READY_FD"
 """The file descriptor, in a service's process, of a pipe to which it writes once the service has started."""
 STATUS_VARIABLE = "GENSET_STATUS_PORT"
 """The status port of a service's process."""
+COMMON = "Common"
+"""The part of a file that is no service's: settings for those whose `COMMON_CONFIGS` name them, as in Dynamo."""
+COMMON_CONFIGS = "common-configs"
 MAX_PORT = (1 << 16) - 1
 MAX_DEATHS = 5
 FIRST_PAUSE_S = 0.5
@@ -84,20 +87,50 @@ def load(target: str) -> ServiceSpec:
 
 
 def configuration(file: str | None, settings: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns each service's configuration: that of the file, overridden by `--Service.key=value`."""
+    """Returns each service's configuration: that of the file, overridden by `--Service.key=value`. In the file `Common` has settings for
+    several services: those that each names in its `common-configs`."""
     told: dict[str, dict[str, Any]] = {}
     if file is not None:
         told = _read(Path(file))
+        common = {} if COMMON in names else told.pop(COMMON, {})
+        for name, settings_of_one in told.items():
+            told[name] = {**_shared(name, settings_of_one.pop(COMMON_CONFIGS, None) or [], common), **settings_of_one}
     for setting in settings:
         key, equals, text = setting.removeprefix("--").partition("=")
         name, dot, key = key.partition(".")
         if not (setting.startswith("--") and equals and dot and key):
             raise UsageError(f"{setting!r} is no setting: write --Service.key=value")
-        told.setdefault(name, {})[key] = _value(text)
+        path = key.split(".") if key.startswith(f"{SERVICE_ARGS}.") else [key]
+        at = told.setdefault(name, {})
+        for part in path[:-1]:
+            at[part] = at.get(part) or {}
+            at = at[part]
+            if not isinstance(at, dict):
+                raise UsageError(f"{setting!r}: {part} of the file is no map")
+        at[path[-1]] = _value(text)
     for name in told:
         if name not in names:
             raise UsageError(f"the configuration names {name}, which is none of the services {', '.join(names)}")
     return told
+
+
+def _shared(name: str, wanted: Any, common: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `Common` that a service wants."""
+    if not isinstance(wanted, list) or not all(isinstance(each, str) and each in common for each in wanted):
+        known = ", ".join(map(str, common)) or "none"
+        raise UsageError(f"{name}: {COMMON_CONFIGS}: {wanted!r} is no list of keys of {COMMON}, which are {known}")
+    return {each: common[each] for each in wanted}
+
+
+def adjusted(specs: Iterable[ServiceSpec], told: Mapping[str, Mapping[str, Any]]) -> list[ServiceSpec]:
+    """The services with the workers and resources that their configuration gives them; raises `UsageError` for invalid ones."""
+    made = []
+    for each in specs:
+        try:
+            made.append(each.adjusted(told.get(each.name, {})))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{each.name}: {error}") from error
+    return made
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
@@ -160,20 +193,21 @@ def plan(
     """Returns the processes, dependencies first, each with its devices and cores. Raises `UsageError` if there are too few devices or two
     services share a name. A service that names no `gpu` sees the same devices as this process. Too few cores are shared evenly. The first
     process has the status port `status_port`, the others have the ports after it; with 0 each has any free port."""
-    check_names([(each, each.name) for each in spec.graph()], {})
+    specs = adjusted(spec.graph(), told)
+    check_names([(each, each.name) for each in specs], {})
     devices = _devices()
     all_gpus = f"{','.join(devices)} (all, it names none)" if devices else ""
-    wanted = sum(parse_gpus(each.resources.get("gpu", "0")) * each.workers for each in spec.graph())
+    wanted = sum(parse_gpus(each.resources.get("gpu", "0")) * each.workers for each in specs)
     if wanted > len(devices):
         raise UsageError(
             f"the services want {wanted} GPUs, and this machine offers {len(devices)}; "
             "lower their resources or workers, or set CUDA_VISIBLE_DEVICES"
         )
-    ports = _status_ports(status_port, sum(each.workers for each in spec.graph()))
+    ports = _status_ports(status_port, sum(each.workers for each in specs))
     available = _cores()
     cores = itertools.cycle(available)
     processes = []
-    for each in spec.graph():
+    for each in specs:
         gpus = parse_gpus(each.resources.get("gpu", "0"))
         cpu = each.resources.get("cpu")
         bound = 0 if cpu is None else min(max(1, math.ceil(parse_cpu(cpu))), len(available))
