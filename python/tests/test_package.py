@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions, frontend, sample_main
+from genset import CompletionUsage, EngineConfig, GenerateRequest, WorkerConfig, exceptions, frontend, sample_main
 from genset._convert import Answer, request_from_wire, request_to_wire
 from genset._declared import completed
 from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find, is_gguf, locate, name_of
@@ -101,7 +101,7 @@ def test_what_the_engine_s_own_usage_leaves_open_is_counted() -> None:
 
 
 def test_cached_tokens_may_be_told_as_openai_does() -> None:
-    usage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17, "prompt_tokens_details": {"cached_tokens": 4}}
+    usage: CompletionUsage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17, "prompt_tokens_details": {"cached_tokens": 4}}
     assert answer({}, {"finish_reason": "stop", "completion_usage": usage})[0]["finished"]["usage"]["cached_tokens"] == 4
     for details in (None, {}):
         (item,) = answer({}, {"finish_reason": "stop", "completion_usage": {**usage, "prompt_tokens_details": details}})

@@ -103,6 +103,12 @@ class PredictionTokens(TypedDict):
     rejected: int
 
 
+class PromptTokensDetails(TypedDict, total=False):
+    """The details of OpenAI's usage."""
+
+    cached_tokens: int
+
+
 class CompletionUsage(TypedDict, total=False):
     """Tokens counted for billing. The total is computed from the others."""
 
@@ -110,6 +116,8 @@ class CompletionUsage(TypedDict, total=False):
     completion_tokens: int
     total_tokens: int
     cached_tokens: int | None
+    prompt_tokens_details: PromptTokensDetails | None
+    """The other place of `cached_tokens`, as in OpenAI's API."""
     predictions: PredictionTokens | None
     """From engines that speculate."""
 
