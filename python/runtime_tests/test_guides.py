@@ -89,6 +89,6 @@ def test_programs_with_the_names_of_dynamo(
 def test_imports_of_those_who_come_from_dynamo() -> None:
     text = (REPOSITORY / "docs/guide/coming-from-dynamo.md").read_text()
     lines = re.findall(r"`(from genset[^`\n]*)`", text)
-    assert len(lines) == 26
+    assert len(lines) == 28
     for line in lines:
         exec(line, {})

@@ -199,6 +199,15 @@ def test_run_is_found_where_others_look_for_it() -> None:
     assert same is run and ported is run
 
 
+def test_an_engine_is_imported_as_from_dynamo_s_modules() -> None:
+    from genset.backend.worker import Worker
+    from genset.dynamo.common.backend.engine import EngineConfig as ported_config
+    from genset.dynamo.common.backend.worker import Worker as ported_worker
+    from genset.dynamo.common.backend.worker import WorkerConfig as ported_worker_config
+
+    assert (ported_config, ported_worker, ported_worker_config) == (EngineConfig, Worker, WorkerConfig)
+
+
 def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) -> None:
     from genset.dynamo import common, frontend as ported_frontend
     from genset.dynamo.common.backend import sample_main as ported_sample

@@ -19,4 +19,4 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> Any:
-    raise absent(__name__, name, _INSTEAD, submodules=("run", "sample_main"))
+    raise absent(__name__, name, _INSTEAD, submodules=("engine", "run", "sample_main", "worker"))
