@@ -34,7 +34,7 @@ async fn a_server_of_tokens_answers_the_api() {
         command.arg(tiny_chat()).arg(stand_in(api));
         let server = Server::spawn(command).await;
         let log = server.log();
-        let has_none = log.contains("publishes no KV events");
+        let has_none = log.contains("the KV events of TensorRT-LLM are not followed");
         assert_eq!(has_none, api == "trtllm", "{api}: {log}");
         let answer = chat(server, "tiny-chat").await;
         assert_eq!(answer["usage"]["completion_tokens"], 5, "{api}: {answer}");

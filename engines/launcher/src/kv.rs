@@ -73,7 +73,7 @@ impl KvSource {
             Dialect::Sglang => has_blocks(config),
             Dialect::Trtllm => {
                 tracing::info!(
-                    "TensorRT-LLM publishes no KV events: frontends choose it by its requests alone, and with --use-kv-events=false by the prompts that they sent it too"
+                    "the KV events of TensorRT-LLM are not followed: frontends choose it by its requests alone, and with --use-kv-events=false by the prompts that they sent it too"
                 );
                 false
             }
