@@ -35,7 +35,8 @@ use crate::tune::TuneArgs;
 pub(crate) use self::http::HttpArgs;
 pub(crate) use engine::{EngineArgs, is_gguf, required_command, required_model, required_script};
 use engine::{
-    check_candle_flags, check_engine, check_files, check_own_flags, check_words, is_unread,
+    check_candle_flags, check_engine, check_files, check_own_flags, check_words,
+    check_worker_flags, is_unread,
 };
 use network::network_flags;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
@@ -535,6 +536,7 @@ fn check(
     check_words(&input, &output, &worker)?;
     check_engine(&output, &engine_args, &worker)?;
     check_own_flags(&output, settings)?;
+    check_worker_flags(&output, settings)?;
     check_candle_flags(&output, settings)?;
     // Last, because it may take an hour.
     if models == HubModels::Fetch {

@@ -294,6 +294,50 @@ pub(super) fn check_own_flags(output: &OutputKind, settings: &Settings) -> Resul
     Ok(())
 }
 
+/// Flags about a worker that a process without one does not read.
+const OF_A_WORKER: [&str; 19] = [
+    "namespace",
+    "component",
+    "endpoint",
+    "aliases",
+    "adapter",
+    "endpoint-types",
+    "context-length",
+    "migration-limit",
+    "user-data",
+    "max-running-requests",
+    "max-waiting-requests",
+    "request-timeout",
+    "idle-timeout",
+    "start-timeout",
+    "register-timeout",
+    "drain-timeout",
+    "cleanup-timeout",
+    "canary-interval",
+    "canary-timeout",
+];
+
+/// Refuses flags about a worker for a process that has none and would ignore them. Variables are allowed: they may be for other
+/// processes.
+pub(super) fn check_worker_flags(
+    output: &OutputKind,
+    settings: &Settings,
+) -> Result<(), EngineError> {
+    let mut of_a_worker = OF_A_WORKER.into_iter();
+    let chosen = of_a_worker.find(|name| settings.is_chosen(name));
+    let (OutputKind::Dyn(_), Some(name)) = (output, chosen) else {
+        return Ok(());
+    };
+    let instead = match name {
+        "namespace" | "component" | "endpoint" => {
+            "out=dyn://NAMESPACE.COMPONENT.ENDPOINT asks the workers of that name"
+        }
+        _ => "give it to the workers",
+    };
+    let problem = format!("is about a worker, and with out=dyn there is none here; {instead}");
+    Err(EngineError::invalid_argument(format!("--{name}"), problem))
+}
+
 /// Refuses flags of the candle engine for an engine that would ignore them. Variables are allowed: they may be for other
 /// processes.
 pub(super) fn check_candle_flags(
@@ -312,8 +356,11 @@ pub(super) fn check_candle_flags(
     Err(EngineError::invalid_argument(format!("--{name}"), problem))
 }
 
-/// Whether this is a flag of the candle engine, or of another one alone, that the output does not read.
+/// Whether this is a flag of the candle engine, of another one alone, or of a worker, that the output does not read.
 pub(super) fn is_unread(output: &OutputKind, name: &str) -> bool {
+    if OF_A_WORKER.contains(&name) {
+        return matches!(output, OutputKind::Dyn(_));
+    }
     let mut own = OF_ONE_ENGINE.into_iter();
     if let Some((_, engine)) = own.find(|(flag, _)| *flag == name) {
         return !output.is(engine);

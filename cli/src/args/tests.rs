@@ -126,6 +126,34 @@ fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
 }
 
 #[test]
+fn a_flag_about_a_worker_is_refused_where_there_is_none() {
+    for (flag, expected) in [
+        ("--namespace=n", "out=dyn://NAMESPACE.COMPONENT.ENDPOINT"),
+        ("--migration-limit=0", "give it to the workers"),
+        ("--request-timeout=5", "give it to the workers"),
+        ("--aliases=a", "give it to the workers"),
+    ] {
+        for input in ["in=http", "in=stdin"] {
+            let error = parse_words(&[input, "out=dyn", flag]).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(expected), "{error}");
+            let (name, _) = flag.split_once('=').unwrap();
+            assert!(error.starts_with(name), "{error}");
+            parse_words(&[input, "out=sample", flag]).unwrap();
+        }
+    }
+    for flag in ["--grace=5", "--model-name=m", "--tool-parser=none"] {
+        parse_words(&["in=http", "out=dyn", flag]).unwrap();
+    }
+    // Each is a flag that there is.
+    let worker = WorkerArgs::augment_args(clap::Command::new("worker"));
+    let flags = worker.get_arguments().filter_map(clap::Arg::get_long);
+    let unread = |name: &&str| is_unread(&OutputKind::Dyn(None), name);
+    let of_a_worker: Vec<&str> = flags.filter(unread).collect();
+    assert_eq!(of_a_worker.len(), 19, "{of_a_worker:?}");
+}
+
+#[test]
 fn a_component_that_is_called_like_a_role_gives_none() {
     let remark = |words: &[&str]| parse_words(words).unwrap().remark;
     for component in ["prefill", "decode"] {
