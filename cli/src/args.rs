@@ -59,7 +59,7 @@ Words:
   out=libllama   answer with llama.cpp's library, whose program genset-llamacpp is built separately
   out=cmd:COMMAND  answer with an engine in a process of its own, in any language: 'out=cmd:python3 my_engine.py'
   out=vllm, sglang, trtllm, llamacpp  start that server and answer with it
-  out=dyn        send requests to running workers; out=dyn://NAME to the workers of that name
+  out=dyn        send requests to running workers; out=dyn://NAMESPACE to those of a namespace, out=dyn://NAME to those of a name
   MODEL      folder of a local model checkout, or a GGUF file [default: the built-in tiny-chat]; for vllm, sglang and trtllm
              a folder, for libllama and llamacpp a file; or a model of the Hugging Face Hub: ORG/NAME, ORG/NAME:Q4_K_M, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.gguf
 
@@ -522,14 +522,14 @@ fn check(
         | InputKind::Dyn(None) => worker.endpoint_name()?,
     };
     let remark = stand_in.or_else(|| only_named(&input, &name, worker.role));
-    let endpoint = match &output {
-        OutputKind::Dyn(endpoint) => endpoint.clone(),
+    let workers = match &output {
+        OutputKind::Dyn(workers) => workers.clone(),
         OutputKind::Engine(_) => None,
     };
     frontend.batches.concurrency = batch_concurrency;
     frontend.router.kv.validate()?;
     let frontend = http.config(FrontendConfig {
-        endpoint,
+        workers,
         parsers,
         ..frontend
     })?;

@@ -137,8 +137,8 @@ pub(crate) fn banner_without_model(config: &RunConfig, server: &FrontendServer) 
 
 /// The message that the process waits for workers, and how to start one.
 pub(crate) fn waiting_for_workers(config: &RunConfig) -> String {
-    let name = config.frontend.endpoint.as_ref();
-    let word = name.map_or("dyn".into(), |name| format!("dyn://{name}"));
+    let scope = config.frontend.workers.as_ref();
+    let word = scope.map_or("dyn".into(), |scope| format!("dyn://{scope}"));
     format!(
         "waiting for workers; start one in another terminal with:\n  genset run in={word} out=sample{}",
         config.network_flags

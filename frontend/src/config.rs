@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::ArgAction;
 use genset_backend_common::machine::usable_memory;
 use genset_router::RouterConfig;
-use genset_runtime::EndpointName;
+use genset_runtime::WorkerScope;
 #[cfg(feature = "cli")]
 use genset_runtime::{byte_count, in_bytes, in_seconds, positive_seconds, seconds};
 use http::HeaderName;
@@ -34,9 +34,9 @@ pub struct FrontendConfig {
     /// The certificate for HTTPS; `None` for plain HTTP.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub tls: Option<FrontendTls>,
-    /// The endpoint whose workers are served; `None` for all workers.
+    /// The workers that are served; `None` for all.
     #[cfg_attr(feature = "cli", arg(skip))]
-    pub endpoint: Option<EndpointName>,
+    pub workers: Option<WorkerScope>,
     /// The parsers of answers for every model, overriding its card's.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub parsers: ParserNames,
@@ -211,7 +211,7 @@ impl Default for FrontendConfig {
         Self {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             tls: None,
-            endpoint: None,
+            workers: None,
             parsers: ParserNames::default(),
             api_keys: None,
             cors_origins: Vec::new(),

@@ -158,8 +158,8 @@ impl Models {
     /// Starts to follow the runtime's discovery, within the config's limits.
     #[must_use]
     pub fn follow(runtime: &Runtime, config: &FrontendConfig) -> Self {
-        let directory = match &config.endpoint {
-            Some(endpoint) => ModelDirectory::follow_endpoint(runtime, endpoint),
+        let directory = match &config.workers {
+            Some(scope) => ModelDirectory::follow_scope(runtime, scope),
             None => ModelDirectory::follow(runtime),
         };
         let models = Self {

@@ -27,7 +27,7 @@ pub(crate) use records::Records;
 pub use records::{Address, InstanceRecord, MAX_RECORD_BYTES, RecordProblem};
 pub use vital::VitalDiscovery;
 
-use crate::names::EndpointName;
+use crate::names::{EndpointName, WorkerScope};
 
 /// Prefix of every key, with the version of the stored format.
 const ROOT: &str = "genset/v1/instances/";
@@ -145,6 +145,14 @@ pub fn prefix_of(endpoint: &EndpointName) -> String {
         "{ROOT}{}/{}/{}/",
         endpoint.namespace, endpoint.component, endpoint.endpoint
     )
+}
+
+/// The prefix of the instances of a scope.
+pub(crate) fn prefix_of_scope(scope: &WorkerScope) -> String {
+    match scope {
+        WorkerScope::Namespace(namespace) => format!("{ROOT}{namespace}/"),
+        WorkerScope::Endpoint(endpoint) => prefix_of(endpoint),
+    }
 }
 
 /// The error of using a lease that is gone.

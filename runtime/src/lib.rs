@@ -53,7 +53,7 @@ pub use logging::{
 };
 pub use model_folder::{ModelFolder, ModelFolderError, replace_chat_template};
 pub use models::{LeftOutWorker, LiveModel, ModelDirectory, Pool};
-pub use names::{EndpointName, InstanceId, NameError};
+pub use names::{EndpointName, InstanceId, NameError, WorkerScope};
 #[cfg(feature = "cli")]
 pub use network_args::{
     DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, byte_count, in_bytes,

@@ -17,8 +17,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::{Client, GenerateClient};
 use crate::component::Runtime;
-use crate::discovery::{Change, Entry, InstanceRecord, all_instances, follow_changes, prefix_of};
-use crate::names::{EndpointName, InstanceId};
+use crate::discovery::{
+    Change, Entry, InstanceRecord, all_instances, follow_changes, prefix_of, prefix_of_scope,
+};
+use crate::names::{EndpointName, InstanceId, WorkerScope};
 use crate::registrar::{ArtifactRequest, endpoints};
 use crate::selection::SelectionMode;
 
@@ -50,6 +52,12 @@ impl ModelDirectory {
     #[must_use]
     pub fn follow_endpoint(runtime: &Runtime, endpoint: &EndpointName) -> Self {
         Self::follow_prefix(runtime, prefix_of(endpoint))
+    }
+
+    /// Like [`Self::follow`], for only the workers of `scope`.
+    #[must_use]
+    pub fn follow_scope(runtime: &Runtime, scope: &WorkerScope) -> Self {
+        Self::follow_prefix(runtime, prefix_of_scope(scope))
     }
 
     fn follow_prefix(runtime: &Runtime, prefix: String) -> Self {

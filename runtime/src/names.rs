@@ -163,6 +163,48 @@ impl fmt::Display for EndpointName {
     }
 }
 
+/// The workers that a client asks.
+///
+/// # Examples
+/// ```
+/// use genset_runtime::{EndpointName, WorkerScope};
+///
+/// assert_eq!("dyn://llama".parse(), Ok(WorkerScope::Namespace("llama".into())));
+/// let name: EndpointName = "llama.decode.generate".parse()?;
+/// assert_eq!("dyn://llama.decode".parse(), Ok(WorkerScope::Endpoint(name)));
+/// # Ok::<(), genset_runtime::NameError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkerScope {
+    /// Those of a namespace, in any component: also of a model whose prefill and decode are apart.
+    Namespace(String),
+    /// Those of one endpoint.
+    Endpoint(EndpointName),
+}
+
+impl FromStr for WorkerScope {
+    type Err = NameError;
+
+    /// Parses what [`EndpointName`] does; a first part alone is a namespace.
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let name: EndpointName = text.parse()?;
+        let parts = text.strip_prefix("dyn://").unwrap_or(text);
+        Ok(match parts.is_empty() || parts.contains(['.', '/']) {
+            true => Self::Endpoint(name),
+            false => Self::Namespace(name.namespace),
+        })
+    }
+}
+
+impl fmt::Display for WorkerScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Namespace(namespace) => f.write_str(namespace),
+            Self::Endpoint(name) => name.fmt(f),
+        }
+    }
+}
+
 /// One process's service of one endpoint. Random, and below 2^53 so that every JSON parser keeps it exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -219,6 +261,22 @@ mod tests {
         ] {
             assert_eq!(text.parse::<EndpointName>().unwrap().to_string(), full);
         }
+    }
+
+    #[test]
+    fn a_first_part_alone_is_the_scope_of_a_namespace() {
+        for (text, shown) in [
+            ("dyn://m", "m"),
+            ("m", "m"),
+            ("dyn://m.prefill", "m.prefill.generate"),
+            ("dyn://a/b/c", "a.b.c"),
+            ("", "genset.backend.generate"),
+        ] {
+            let scope: WorkerScope = text.parse().unwrap();
+            assert_eq!(scope.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(scope));
+        }
+        "dyn://é".parse::<WorkerScope>().unwrap_err();
     }
 
     #[test]

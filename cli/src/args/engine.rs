@@ -330,7 +330,7 @@ pub(super) fn check_worker_flags(
     };
     let instead = match name {
         "namespace" | "component" | "endpoint" => {
-            "out=dyn://NAMESPACE.COMPONENT.ENDPOINT asks the workers of that name"
+            "out=dyn://NAMESPACE asks the workers of a namespace, out=dyn://NAMESPACE.COMPONENT.ENDPOINT those of an endpoint"
         }
         _ => "give it to the workers",
     };

@@ -51,9 +51,9 @@ fn every_flag_in_bytes_takes_a_unit() {
 #[test]
 fn no_flags_make_the_default_configuration() {
     let frontend = parse_words(&["in=http", "out=echo_core"]).unwrap().frontend;
-    let endpoint = frontend.endpoint.clone();
+    let workers = frontend.workers.clone();
     let expected = genset_frontend::FrontendConfig {
-        endpoint,
+        workers,
         ..genset_frontend::FrontendConfig::default()
     };
     assert_eq!(frontend, expected);
@@ -113,13 +113,17 @@ fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
     assert_eq!(config.name.to_string(), "n.backend.generate");
     let config = parse_words(&["in=http", "out=dyn"]).unwrap();
     assert_eq!(config.output, OutputKind::Dyn(None));
-    assert_eq!(config.frontend.endpoint, None);
-    let config = parse_words(&["in=text", "out=dyn://a.b"]).unwrap();
-    let endpoint = config.frontend.endpoint.map(|name| name.to_string());
-    assert_eq!(endpoint.as_deref(), Some("a.b.generate"));
-    let config = parse_words(&["in=text", "out=dyn://a/b/c"]).unwrap();
-    let endpoint = config.frontend.endpoint.map(|name| name.to_string());
-    assert_eq!(endpoint.as_deref(), Some("a.b.c"));
+    assert_eq!(config.frontend.workers, None);
+    for (output, expected) in [
+        ("out=dyn://a", "a"),
+        ("out=dyn://a.b", "a.b.generate"),
+        ("out=dyn://a/b/c", "a.b.c"),
+    ] {
+        let config = parse_words(&["in=text", output]).unwrap();
+        let workers = config.frontend.workers.map(|scope| scope.to_string());
+        assert_eq!(workers.as_deref(), Some(expected));
+        assert_eq!(config.output.word(), format!("dyn://{expected}"));
+    }
     for words in [["in=dyn", "out=dyn"], ["out=dyn", "."]] {
         parse_words(&words).unwrap_err();
     }

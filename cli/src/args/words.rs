@@ -6,7 +6,7 @@ use std::str::FromStr;
 use genset_backend_common::spelling::{did_you_mean, none_of};
 use genset_backend_common::{EngineError, Role};
 use genset_engine_launcher::ServerKind;
-use genset_runtime::EndpointName;
+use genset_runtime::{EndpointName, NameError, WorkerScope};
 
 use crate::engine::apart::Apart;
 
@@ -41,7 +41,7 @@ impl FromStr for InputKind {
             "text" => Ok(Self::Text),
             "stdin" => Ok(Self::Stdin),
             _ if is_dyn(text) => {
-                let name = dyn_name("in", text)?;
+                let name: Option<EndpointName> = dyn_name("in", text)?;
                 Ok(Self::Dyn(name.map(|_| WorkerName(text.to_owned()))))
             }
             _ if text.starts_with("batch:") => Ok(Self::Batch(text["batch:".len()..].into())),
@@ -61,7 +61,7 @@ fn is_dyn(text: &str) -> bool {
 }
 
 /// Parses the name in `dyn://NAME`; `None` if there is none.
-fn dyn_name(word: &str, text: &str) -> Result<Option<EndpointName>, EngineError> {
+fn dyn_name<T: FromStr<Err = NameError>>(word: &str, text: &str) -> Result<Option<T>, EngineError> {
     match text.strip_prefix("dyn://") {
         None | Some("") => Ok(None),
         Some(_) => match text.parse() {
@@ -98,8 +98,8 @@ impl WorkerName {
 pub(crate) enum OutputKind {
     /// An engine in this process.
     Engine(EngineKind),
-    /// Workers in other processes: those of this name, or all workers.
-    Dyn(Option<EndpointName>),
+    /// Workers in other processes: those of this scope, or all workers.
+    Dyn(Option<WorkerScope>),
 }
 
 impl OutputKind {
@@ -108,7 +108,7 @@ impl OutputKind {
         match self {
             Self::Engine(engine) => engine.name().into(),
             Self::Dyn(None) => "dyn".into(),
-            Self::Dyn(Some(name)) => format!("dyn://{name}"),
+            Self::Dyn(Some(scope)) => format!("dyn://{scope}"),
         }
     }
 

@@ -80,7 +80,8 @@ async fn without_a_worker_an_input_that_nobody_watches_ends_with_code_1() {
         let ended = fleet.ask(&words).await;
         assert_eq!(ended.code, Some(1), "{ended:?}");
         let told = ended.stderr.lines().last().unwrap_or_default();
-        let expected = "error: no worker of out=dyn://nobody.backend.generate served a model within 0.1 s (--worker-wait)";
+        let expected =
+            "error: no worker of out=dyn://nobody served a model within 0.1 s (--worker-wait)";
         assert!(told.starts_with(expected), "{ended:?}");
     }
 }

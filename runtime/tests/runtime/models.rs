@@ -351,6 +351,35 @@ async fn a_worker_that_says_nothing_keeps_nobody_from_the_others() {
 }
 
 #[tokio::test]
+async fn a_scope_has_the_workers_of_a_namespace_or_of_an_endpoint() {
+    let (runtime, discovery) = runtime();
+    let lease = discovery.lease().await.unwrap();
+    let workers = [
+        ("p", "a.prefill.generate"),
+        ("d", "a.decode.generate"),
+        ("b", "ab.backend.generate"),
+    ];
+    for (id, (model, name)) in (1..).zip(workers) {
+        let record = InstanceRecord {
+            card: Some(ModelCard::from_config(&EngineConfig::new(model, 100))),
+            ..record(&name.parse().unwrap(), id, "memory", "1".into())
+        };
+        let entry = Entry {
+            key: record.key(),
+            value: serde_json::to_vec(&record).unwrap().into(),
+        };
+        lease.put(entry).await.unwrap();
+    }
+    for (scope, expected) in [("a", "dp"), ("a.decode", "d"), ("ab", "b")] {
+        let directory = ModelDirectory::follow_scope(&runtime, &scope.parse().unwrap());
+        let mut models = directory.subscribe();
+        let all = soon(models.wait_for(|models| models.len() == expected.len())).await;
+        let names: String = all.unwrap().keys().map(String::as_str).collect();
+        assert_eq!(names, expected);
+    }
+}
+
+#[tokio::test]
 async fn a_card_that_names_too_much_is_no_model_and_is_counted() {
     let (runtime, discovery) = runtime();
     let directory = ModelDirectory::follow(&runtime);
