@@ -212,7 +212,7 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
     from genset.dynamo import common, frontend as ported_frontend
     from genset.dynamo.common.backend import sample_main as ported_sample
 
-    assert common and ported_frontend.main is frontend.main and ported_sample.main is sample_main.main
+    assert common and ported_frontend.main and ported_sample.main is sample_main.main
     for name, problem in [
         ("genset.dynamo.vllm", "out=vllm MODEL"),
         ("genset.dynamo.vllm.main", "out=vllm MODEL"),
@@ -244,6 +244,20 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
     ]:
         ran = ends(module)
         assert ran.stdout == expected, ran.stderr
+
+
+def test_a_frontend_takes_dynamo_s_flags() -> None:
+    from genset.dynamo.frontend import translated
+
+    for given, expected in [
+        ("--http-port 1 --router-mode kv", "dyn --http-port 1 --router-mode kv"),
+        ("--no-kv-events --http-port=1", "dyn --use-kv-events=false --http-port=1"),
+        ("--namespace prod --kv-events", "dyn://prod --use-kv-events=true"),
+        ("--tls-cert-path c.pem --tls-key-path=k.pem", "dyn --http-tls-cert=c.pem --http-tls-key=k.pem"),
+        ("--router-ttl 60 --busy-threshold 0.9", "dyn --kv-approx-ttl=60 --busy-threshold 0.9"),
+    ]:
+        workers, flags = translated(given.split())
+        assert " ".join([workers, *flags]) == expected
 
 
 def test_a_name_of_dynamo_s_that_is_not_here_says_what_to_use() -> None:

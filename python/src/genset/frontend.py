@@ -13,9 +13,9 @@ PORT_VARIABLE = "GENSET_HTTP_PORT"
 DEFAULT_PORT = "8000"
 
 
-def command(arguments: Sequence[str]) -> list[str]:
-    """The command that replaces this process."""
-    return [find_binary(), "run", "in=http", "out=dyn", *arguments]
+def command(arguments: Sequence[str], workers: str = "dyn") -> list[str]:
+    """The command that replaces this process. `workers` is the word after `out=`."""
+    return [find_binary(), "run", "in=http", f"out={workers}", *arguments]
 
 
 def environment(arguments: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -26,10 +26,15 @@ def environment(arguments: Sequence[str], given: Mapping[str, str]) -> dict[str,
     return {**default, **given}
 
 
+def become(arguments: Sequence[str], workers: str = "dyn") -> None:
+    """Replaces this process with the frontend."""
+    words = command(arguments, workers)
+    os.execve(words[0], words, environment(arguments, os.environ))
+
+
 def main() -> None:
     """Replaces this process with the frontend."""
-    words = command(sys.argv[1:])
-    os.execve(words[0], words, environment(sys.argv[1:], os.environ))
+    become(sys.argv[1:])
 
 
 if __name__ == "__main__":
