@@ -514,7 +514,7 @@ fn check(
     let stand_in = stand_in(&mut output);
     let parsers = parser_names(&worker)?;
     let name = match &input {
-        InputKind::Dyn(Some(name)) => name.of_role(worker.role)?,
+        InputKind::Dyn(Some(name)) => name.or_of_flags(worker.endpoint_name()?)?,
         InputKind::Http
         | InputKind::Text
         | InputKind::Stdin

@@ -109,8 +109,16 @@ fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
         let config = parse_words(&[name, "out=sample", "--role=prefill"]).unwrap();
         assert_eq!(config.name.to_string(), expected);
     }
-    let config = parse_words(&["in=dyn", "out=sample", "--namespace=n"]).unwrap();
-    assert_eq!(config.name.to_string(), "n.backend.generate");
+    for (name, expected) in [
+        ("in=dyn", "n.c.e"),
+        ("in=dyn://llama", "llama.c.e"),
+        ("in=dyn://a/b", "a.b.e"),
+        ("in=dyn://a.b.c", "a.b.c"),
+    ] {
+        let flags = ["--namespace=n", "--component=c", "--endpoint=e"];
+        let config = parse_words(&[&[name, "out=sample"][..], &flags[..]].concat()).unwrap();
+        assert_eq!(config.name.to_string(), expected);
+    }
     let config = parse_words(&["in=http", "out=dyn"]).unwrap();
     assert_eq!(config.output, OutputKind::Dyn(None));
     assert_eq!(config.frontend.workers, None);

@@ -71,25 +71,32 @@ fn dyn_name<T: FromStr<Err = NameError>>(word: &str, text: &str) -> Result<Optio
     }
 }
 
-/// The name of a worker as it was written, `dyn://NAME`. Missing parts take defaults.
+/// The name of a worker as it was written, `dyn://NAME`. It may lack parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WorkerName(String);
 
 impl WorkerName {
-    /// The full name. A missing component is that of the role.
+    /// The full name, with the parts of `flags` in place of missing ones.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not a valid name.
-    pub(crate) fn of_role(&self, role: Role) -> Result<EndpointName, EngineError> {
-        let mut name: EndpointName = self
+    pub(crate) fn or_of_flags(&self, flags: EndpointName) -> Result<EndpointName, EngineError> {
+        let name: EndpointName = self
             .0
             .parse()
             .map_err(|error| EngineError::invalid_argument("in", error))?;
         let parts = self.0.strip_prefix("dyn://").unwrap_or(&self.0);
-        if !parts.contains(['.', '/']) {
-            EndpointName::component_of(role).clone_into(&mut name.component);
-        }
-        Ok(name)
+        Ok(match parts.split(['.', '/']).count() {
+            1 => EndpointName {
+                namespace: name.namespace,
+                ..flags
+            },
+            2 => EndpointName {
+                endpoint: flags.endpoint,
+                ..name
+            },
+            _ => name,
+        })
     }
 }
 
