@@ -285,6 +285,19 @@ def test_a_context_names_its_trace_as_dynamo_s_does() -> None:
     assert (context.trace_id, Context("r").trace_id) == (trace, None)
 
 
+def test_arguments_of_dynamo_s_decorators_that_have_no_place_say_what_to_do() -> None:
+    sdk = importlib.import_module("genset.dynamo.sdk")
+    for decorator, arguments, instead in [
+        (sdk.service, {"app": object(), "dynamo": {"namespace": "n"}}, r"@service\(app=...\): .*out=dyn"),
+        (sdk.service, {"traffic": {"timeout": 30}}, r"@service\(traffic=...\): .*timeout=30"),
+        (sdk.dynamo_endpoint, {"is_api": True}, r"@dynamo_endpoint\(is_api=...\): .*model=..."),
+    ]:
+        with pytest.raises(TypeError, match=instead):
+            decorator(**arguments)
+    made = sdk.service(dynamo={"namespace": "n"}, workers=2)(type("Made", (), {}))
+    assert made.__name__ == "Made"
+
+
 def test_an_endpoint_is_served_with_dynamo_s_arguments(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         served: list[Any] = []
