@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, spelling::none_of};
-use genset_runtime::SelectionMode;
+use genset_runtime::{EjectionConfig, SelectionMode};
 #[cfg(feature = "cli")]
 use genset_runtime::{in_seconds, positive_seconds};
 
@@ -69,6 +69,9 @@ pub struct RouterConfig {
     #[cfg_attr(feature = "cli", arg(id = "router_queue", long = "router-queue", env = "GENSET_ROUTER_QUEUE",
         value_name = "REQUESTS", default_value_t = Self::default().max_waiting))]
     pub max_waiting: usize,
+    /// When an instance that fails one request after another gets none for a while.
+    #[cfg_attr(feature = "cli", command(flatten))]
+    pub ejection: EjectionConfig,
     /// When prompts are computed by instances of their own.
     #[cfg_attr(feature = "cli", command(flatten))]
     pub disaggregation: DisaggregationConfig,

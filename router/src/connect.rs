@@ -9,7 +9,8 @@ use std::time::Duration;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{EngineError, MetricsRegistry, Role};
 use genset_runtime::{
-    GenerateClient, KvBlocksClient, LiveModel, ModelDirectory, SelectionMode, endpoints,
+    Ejections, GenerateClient, KvBlocksClient, LiveModel, ModelDirectory, Runtime, SelectionMode,
+    endpoints,
 };
 
 use crate::config::{RouterConfig, RouterMode};
@@ -24,6 +25,7 @@ use crate::route::{Route, Whoever};
 pub struct Layers {
     config: RouterConfig,
     selection: RouterMetrics,
+    ejections: Ejections,
     legs: Legs,
     queue: QueueMetrics,
     migrations: Migrations,
@@ -35,6 +37,7 @@ impl Layers {
     pub fn register(registry: &MetricsRegistry, config: RouterConfig) -> Self {
         Self {
             selection: RouterMetrics::register(registry, config.mode),
+            ejections: Ejections::register(registry, config.ejection),
             legs: Legs::register(registry),
             queue: QueueMetrics::register(registry, config.max_waiting > 0),
             migrations: Migrations::register(registry, config.migration),
@@ -61,17 +64,14 @@ pub async fn connect(
     layers: &Layers,
     timeout: Duration,
 ) -> Result<Arc<dyn Generate>, EngineError> {
-    let Layers {
-        config, selection, ..
-    } = layers;
+    let config = &layers.config;
     let below: Arc<dyn Route> = if model.card.capabilities.can_be_apart() {
-        let pools = Pools::follow(directory, model, config, selection, timeout).await?;
+        let pools = Pools::follow(directory, model, layers, timeout).await?;
         let blocks = KvBlocksClient::new(directory.runtime());
         let (card, legs) = (&model.card, &layers.legs);
         Arc::new(Disaggregating::new(pools, card, config, Some(blocks), legs))
     } else {
-        let role = model.whole_role();
-        pool_route(directory, model, role, config, selection, timeout).await?
+        pool_route(directory, model, model.whole_role(), layers, timeout).await?
     };
     let below = if config.max_waiting == 0 {
         below
@@ -94,16 +94,22 @@ pub(crate) async fn pool_route(
     directory: &ModelDirectory,
     model: &LiveModel,
     role: Role,
-    config: &RouterConfig,
-    metrics: &RouterMetrics,
+    layers: &Layers,
     timeout: Duration,
 ) -> Result<Arc<dyn Route>, EngineError> {
-    match config.mode {
-        RouterMode::Plain(mode) => {
-            let client = pool_client(directory, model, role, mode, timeout);
-            Ok(Arc::new(client.await?))
-        }
-        RouterMode::Kv => selecting(directory, model, role, config, metrics, timeout).await,
+    let mode = match layers.config.mode {
+        RouterMode::Plain(mode) => mode,
+        RouterMode::Kv => SelectionMode::LeastLoaded,
+    };
+    let name = match role {
+        Role::Aggregated => model.card.name.clone(),
+        Role::Prefill | Role::Decode => format!("{}.{role}", model.card.name),
+    };
+    let client = pool_client(directory, model, role, mode, timeout).await?;
+    let client = client.with_ejections(&layers.ejections, &name);
+    match layers.config.mode {
+        RouterMode::Plain(_) => Ok(Arc::new(client)),
+        RouterMode::Kv => selecting(directory.runtime(), model, role, &name, client, layers),
     }
 }
 
@@ -122,20 +128,17 @@ async fn pool_client(
 }
 
 /// Selects by cached prefix, load and affinity.
-async fn selecting(
-    directory: &ModelDirectory,
+fn selecting(
+    runtime: &Runtime,
     model: &LiveModel,
     role: Role,
-    config: &RouterConfig,
-    metrics: &RouterMetrics,
-    timeout: Duration,
+    name: &str,
+    client: GenerateClient,
+    layers: &Layers,
 ) -> Result<Arc<dyn Route>, EngineError> {
-    let by_load = SelectionMode::LeastLoaded;
-    let client = pool_client(directory, model, role, by_load, timeout).await?;
     let Some(pool) = model.pools.get(&role) else {
         return Ok(Arc::new(client));
     };
-    let runtime = directory.runtime();
     let sibling = |name: &str| {
         let sibling = pool.endpoint.sibling(name);
         let sibling = sibling.map_err(|error| EngineError::invalid_argument("endpoint", error))?;
@@ -147,11 +150,7 @@ async fn selecting(
     } else {
         Feed::Whole(whole)
     };
-    let config = config.kv.clone();
-    let name = match role {
-        Role::Aggregated => model.card.name.clone(),
-        Role::Prefill | Role::Decode => format!("{}.{role}", model.card.name),
-    };
-    let selecting = Selecting::new(runtime, &model.card, &name, client, feed, config, metrics);
+    let (config, metrics) = (layers.config.kv.clone(), &layers.selection);
+    let selecting = Selecting::new(runtime, &model.card, name, client, feed, config, metrics);
     Ok(Arc::new(selecting))
 }

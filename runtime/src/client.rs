@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::component::{Endpoint, Runtime};
 use crate::discovery::InstanceRecord;
+use crate::ejection::{Ejections, PoolEjections, Trial};
 use crate::instances::{Instance, Instances, Tried, Wanted};
 use crate::load::{follow_loads, for_each_instance};
 use crate::names::InstanceId;
@@ -263,11 +264,12 @@ fn lacks_blocks(error: &EngineError, request: &GenerateRequest) -> bool {
 /// discovery already and reach this client a moment later.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
-/// A client of token-generating instances with the same `generate` as an engine. If an instance is full, gone, draining or has just
-/// lost the adapter, and has yielded no output, the client tries another, unless the instance could not get the request's KV
-/// blocks: no other would get them. It skips instances that look full: they refused a request a moment ago, or their published
-/// load says so. When all look full, it asks those most likely to have room, until 16 of them have refused the request. When all
-/// are gone or draining, it waits a second for another to appear, or [not at all](Self::without_wait). It stops trying when the
+/// A client of token-generating instances with the same `generate` as an engine. If an instance is full, gone, draining or
+/// has just lost the adapter, and has yielded no output, the client tries another, unless the instance could not get the
+/// request's KV blocks: no other would get them. It skips instances that look full: they refused a request a moment ago, or
+/// their published load says so. When all look full, it asks those most likely to have room, until 16 of them have refused
+/// the request. When all are gone or draining, it waits a second for another to appear, or [not at all](Self::without_wait).
+/// It may also [pass over](Self::with_ejections) instances that fail one request after another. It stops trying when the
 /// request has lost more instances than its context [allows](RequestContext::with_loss_limit), by default
 /// [`DEFAULT_MIGRATION_LIMIT`].
 #[derive(Debug)]
@@ -276,6 +278,7 @@ pub struct GenerateClient {
     mode: SelectionMode,
     selector: Box<dyn Selector>,
     successor_time: Duration,
+    ejections: Option<Arc<PoolEjections>>,
     _loads: Option<AbortOnDropHandle<()>>,
 }
 
@@ -288,6 +291,7 @@ impl GenerateClient {
             mode,
             selector: mode.selector(),
             successor_time: SUCCESSOR_TIME,
+            ejections: None,
             _loads: None,
         }
     }
@@ -297,6 +301,13 @@ impl GenerateClient {
     #[must_use]
     pub fn without_wait(mut self) -> Self {
         self.successor_time = Duration::ZERO;
+        self
+    }
+
+    /// Passes over instances that fail one request after another, for a while. Those of `pool` are counted by this name.
+    #[must_use]
+    pub fn with_ejections(mut self, ejections: &Ejections, pool: &str) -> Self {
+        self.ejections = Some(Arc::new(ejections.of(pool)));
         self
     }
 
@@ -489,6 +500,8 @@ impl GenerateClient {
                 }
             };
             let looked_full = instance.looks_full();
+            let ejections = self.ejections.as_ref();
+            let trial = ejections.and_then(|all| Trial::new(all, &instance, &request));
             let asked = Instant::now();
             match self
                 .client
@@ -496,6 +509,10 @@ impl GenerateClient {
                 .await
             {
                 Ok(items) => {
+                    let items = match trial {
+                        Some(trial) => trial.watch(items),
+                        None => items,
+                    };
                     return Ok(Routed {
                         holder: Holder::One(instance.record.instance),
                         began: ctx.began().unwrap_or(asked),
@@ -503,6 +520,9 @@ impl GenerateClient {
                     });
                 }
                 Err(error) => {
+                    if let Some(mut trial) = trial {
+                        trial.failed(&error);
+                    }
                     if error.kind() == ErrorKind::Disconnected {
                         ctx.note_loss();
                         ctx = ctx.with_began(asked);

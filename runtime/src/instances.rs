@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::handles::Load;
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::discovery::{Change, Discovery, Entry, InstanceRecord, Records, follow_changes};
+use crate::ejection::EjectionConfig;
 use crate::names::InstanceId;
 use crate::plane::{Reachability, RequestPlane};
 use crate::selection::Candidate;
@@ -38,6 +39,8 @@ pub(crate) struct Instance {
     kv_events: AtomicU64,
     /// Number of our requests at which it is full, as last published; `usize::MAX` if unknown.
     max_ours: AtomicUsize,
+    /// Requests that it failed by its own fault since it last answered one.
+    failures: AtomicU32,
     shown: Mutex<Shown>,
     /// Whether `shown` says anything. Each request asks this of every instance, and takes no lock where it is false.
     has_shown: AtomicBool,
@@ -48,6 +51,14 @@ pub(crate) struct Instance {
 struct Shown {
     down_until: Option<Instant>,
     refusal: Option<Refusal>,
+    ejection: Option<Ejection>,
+}
+
+/// An instance failed one request after another. Kept until it answers one.
+#[derive(Debug, Clone, Copy)]
+struct Ejection {
+    until: Instant,
+    time: Duration,
 }
 
 /// An instance refused a request as full.
@@ -92,14 +103,19 @@ impl Instance {
             kv_total_blocks: AtomicU64::new(0),
             kv_events: AtomicU64::new(0),
             max_ours: AtomicUsize::new(usize::MAX),
+            failures: AtomicU32::new(0),
             shown: Mutex::default(),
             has_shown: AtomicBool::new(false),
         }
     }
 
-    /// The same instance with a changed record: keeps its requests and its load.
+    /// The same instance with a changed record: keeps its requests, its load and its failures.
     fn with_record(&self, record: InstanceRecord, reachability: Reachability) -> Self {
         let copy = |number: &AtomicU64| AtomicU64::new(number.load(Ordering::Relaxed));
+        let shown = Shown {
+            ejection: self.shown().ejection,
+            ..Shown::default()
+        };
         Self {
             record,
             reachability,
@@ -109,8 +125,9 @@ impl Instance {
             kv_total_blocks: copy(&self.kv_total_blocks),
             kv_events: copy(&self.kv_events),
             max_ours: AtomicUsize::new(self.max_ours.load(Ordering::Relaxed)),
-            shown: Mutex::default(),
-            has_shown: AtomicBool::new(false),
+            failures: AtomicU32::new(self.failures.load(Ordering::Relaxed)),
+            has_shown: AtomicBool::new(shown.ejection.is_some()),
+            shown: Mutex::new(shown),
         }
     }
 
@@ -175,7 +192,8 @@ impl Instance {
     fn show(&self, change: impl FnOnce(&mut Shown)) {
         let mut shown = self.shown.lock();
         change(&mut shown);
-        let says_something = shown.down_until.is_some() || shown.refusal.is_some();
+        let says_something =
+            shown.down_until.is_some() || shown.refusal.is_some() || shown.ejection.is_some();
         self.has_shown.store(says_something, Ordering::Relaxed);
     }
 
@@ -195,6 +213,39 @@ impl Instance {
             self.show(|shown| shown.down_until = shown.down_until.filter(|it| *it > until));
         }
         is_down
+    }
+
+    /// It answered a request, or a part of it that was enough.
+    pub(crate) fn answered(&self) {
+        if self.failures.load(Ordering::Relaxed) > 0 {
+            self.failures.store(0, Ordering::Relaxed);
+            self.show(|shown| shown.ejection = None);
+        }
+    }
+
+    /// It failed a request by its own fault. Returns for how long it is ejected from now on, if it is.
+    pub(crate) fn failed(&self, config: &EjectionConfig) -> Option<Duration> {
+        let before = self.failures.fetch_add(1, Ordering::Relaxed);
+        if before.saturating_add(1) < config.after {
+            return None;
+        }
+        let now = Instant::now();
+        let mut ejected = None;
+        self.show(|shown| {
+            // While it is ejected, requests fail there that were sent before.
+            if shown.ejection.is_none_or(|ejection| ejection.until <= now) {
+                let time = config.time_after(shown.ejection.map(|ejection| ejection.time));
+                let until = now + time;
+                shown.ejection = Some(Ejection { until, time });
+                ejected = Some(time);
+            }
+        });
+        ejected
+    }
+
+    fn is_ejected(&self) -> bool {
+        let ejection = self.shown().ejection;
+        ejection.is_some_and(|ejection| Instant::now() < ejection.until)
     }
 
     /// It accepted a request.
@@ -378,9 +429,11 @@ impl Instances {
         self.map.subscribe()
     }
 
-    /// The instances of `map` that satisfy `wanted`, except those in `tried`, those marked down and those whose process is known
-    /// to be gone. If this leaves none, ignores the marks: a wrong mark must not cause an outage. But if one was full, processes that
-    /// are gone stay out: their error would hide that there will be room.
+    /// The instances of `map` that satisfy `wanted`, except those in `tried`, those ejected or marked down and those whose process
+    /// is known to be gone. If this leaves none, ignores the marks: a wrong mark must not cause an outage. But if one was full,
+    /// processes that are gone and ejected instances stay out: their error would hide that there will be room.
+    ///
+    /// Ignores ejections if more than half of those that satisfy `wanted` are ejected: rather the requests are at fault.
     pub(crate) fn live<'a>(
         &self,
         map: &'a BTreeMap<InstanceId, Arc<Instance>>,
@@ -388,17 +441,33 @@ impl Instances {
         wanted: Wanted<'_>,
     ) -> Vec<&'a Arc<Instance>> {
         let is_wanted = wanted.among(map);
-        let is_untried = |instance: &&Arc<Instance>| {
-            is_wanted(instance) && !tried.instances.contains(&instance.record.instance)
-        };
+        let is_wanted = |instance: &&Arc<Instance>| is_wanted(instance);
+        let is_untried =
+            |instance: &&Arc<Instance>| !tried.instances.contains(&instance.record.instance);
         let is_reachable = |instance: &&Arc<Instance>| instance.reachability.is_reachable();
-        let is_live = |instance: &&Arc<Instance>| !instance.is_down() && is_reachable(instance);
+        let is_live = |instance: &&Arc<Instance>| {
+            is_untried(instance) && !instance.is_down() && is_reachable(instance)
+        };
         let mut live: Vec<&'a Arc<Instance>> = Vec::with_capacity(map.len());
-        live.extend(map.values().filter(is_untried).filter(is_live));
+        let (mut count, mut ejected) = (0_usize, 0_usize);
+        live.extend(map.values().filter(is_wanted).filter(|instance| {
+            let is_ejected = instance.is_ejected();
+            count += 1;
+            ejected += usize::from(is_ejected);
+            !is_ejected && is_live(instance)
+        }));
+        let are_too_many = ejected > count / 2;
+        if are_too_many {
+            live.clear();
+            live.extend(map.values().filter(is_wanted).filter(is_live));
+        }
         if live.is_empty() {
-            let may_be_there =
-                |instance: &&Arc<Instance>| !tried.has_full || is_reachable(instance);
-            live.extend(map.values().filter(is_untried).filter(may_be_there));
+            let may_be_there = |instance: &&Arc<Instance>| {
+                let is_ejected = instance.is_ejected() && !are_too_many;
+                !tried.has_full || (is_reachable(instance) && !is_ejected)
+            };
+            let untried = map.values().filter(is_wanted).filter(is_untried);
+            live.extend(untried.filter(may_be_there));
         }
         live
     }

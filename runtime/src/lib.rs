@@ -12,6 +12,7 @@ mod client;
 mod component;
 mod controls;
 pub mod discovery;
+mod ejection;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod host_names;
@@ -44,6 +45,7 @@ pub use accepting::TcpAcceptor;
 pub use client::{Choose, Client, GenerateClient, Holder, Routed};
 pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
 pub use controls::ControlClient;
+pub use ejection::{EjectionConfig, Ejections};
 pub use host_names::unknown_host;
 pub use kv_blocks::{KvBlocksClient, KvBlocksRequest};
 pub use load::{LoadClient, WorkerLoad};

@@ -4,17 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, ErrorKind, Finish, GenerateRequest, MetricsRegistry,
     ModelCard, Output, RequestContext, Role, output,
 };
 use genset_runtime::discovery::{Address, Discovery, InstanceRecord, Lease, MemoryDiscovery};
 use genset_runtime::plane::{Handler, MemoryPlane, ResponseStream};
-use genset_runtime::{Endpoint, InstanceId, ModelDirectory, Runtime, Serving};
+use genset_runtime::{
+    EjectionConfig, Endpoint, InstanceId, ModelDirectory, Runtime, SelectionMode, Serving,
+};
 use tokio::time::Instant;
 
 use super::{Layers, connect};
-use crate::config::RouterConfig;
+use crate::config::{RouterConfig, RouterMode};
 use crate::testing::read;
 
 struct Answers;
@@ -32,6 +35,19 @@ impl Handler<GenerateRequest, Output> for Answers {
             Ok(Finish::length())
         });
         Ok(Box::pin(outputs))
+    }
+}
+
+struct Broken;
+
+#[async_trait]
+impl Handler<GenerateRequest, Output> for Broken {
+    async fn handle(
+        &self,
+        _request: GenerateRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Output>, EngineError> {
+        Err(EngineError::internal("the GPU is in an error state"))
     }
 }
 
@@ -64,9 +80,17 @@ impl Site {
 
     /// Starts a worker, listed until the returned value is dropped.
     async fn live(&self, role: Role) -> Serving {
+        self.serve(role, 1, Arc::new(Answers)).await
+    }
+
+    async fn serve(
+        &self,
+        role: Role,
+        id: u64,
+        handler: Arc<dyn Handler<GenerateRequest, Output>>,
+    ) -> Serving {
         let (endpoint, card) = self.of_role(role);
-        let handler: Arc<dyn Handler<GenerateRequest, Output>> = Arc::new(Answers);
-        let serving = endpoint.serve_as(InstanceId(1), handler).await.unwrap();
+        let serving = endpoint.serve_as(InstanceId(id), handler).await.unwrap();
         serving.list(Some(card)).await.unwrap();
         serving
     }
@@ -89,8 +113,12 @@ impl Site {
         lease
     }
 
-    /// Sends a request with `pools` pools; returns how it ends, and after what time.
-    async fn ask(&self, pools: usize) -> (Result<(), ErrorKind>, Duration) {
+    /// Stacks the layers over `pools` pools.
+    async fn stack(
+        &self,
+        pools: usize,
+        config: RouterConfig,
+    ) -> (ModelDirectory, Arc<dyn Generate>) {
         let directory = ModelDirectory::follow(&self.runtime);
         let mut models = directory.subscribe();
         let is_known = models.wait_for(|models| {
@@ -98,20 +126,30 @@ impl Site {
             model.is_some_and(|model| model.pools.len() == pools)
         });
         let model = is_known.await.unwrap()["m"].clone();
-        let layers = Layers::register(&MetricsRegistry::default(), RouterConfig::default());
+        let layers = Layers::register(&MetricsRegistry::default(), config);
         let patience = Duration::from_secs(120);
         let stack = connect(&directory, &model, &layers, patience)
             .await
             .unwrap();
-        let request = GenerateRequest::from_tokens("m", vec![1, 2, 3]);
-        let since = Instant::now();
-        let end = match stack.generate(request, RequestContext::new("r")).await {
-            Ok(outputs) => read(outputs).await.end,
-            Err(error) => Err(error),
-        };
-        let end = end.map(drop).map_err(|error| error.kind());
-        (end, since.elapsed())
+        (directory, stack)
     }
+
+    /// Sends a request with `pools` pools; returns how it ends, and after what time.
+    async fn ask(&self, pools: usize) -> (Result<(), ErrorKind>, Duration) {
+        let (_directory, stack) = self.stack(pools, RouterConfig::default()).await;
+        let since = Instant::now();
+        (end_of_one(&*stack).await, since.elapsed())
+    }
+}
+
+/// Sends a request; returns how it ends.
+async fn end_of_one(stack: &dyn Generate) -> Result<(), ErrorKind> {
+    let request = GenerateRequest::from_tokens("m", vec![1, 2, 3]);
+    let end = match stack.generate(request, RequestContext::new("r")).await {
+        Ok(outputs) => read(outputs).await.end,
+        Err(error) => Err(error),
+    };
+    end.map(drop).map_err(|error| error.kind())
 }
 
 #[tokio::test(start_paused = true)]
@@ -140,5 +178,36 @@ async fn where_nobody_is_left_a_request_waits_as_long_as_it_may_and_no_longer() 
         // One wait covers both pools.
         let _also = site.dead(Role::Decode).await;
         assert_eq!(site.ask(2).await, (refused, after), "{limit}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_mode_passes_over_a_worker_that_fails_all() {
+    let round_robin = RouterMode::Plain(SelectionMode::RoundRobin);
+    for (mode, after, expected) in [
+        (round_robin, 5, 5),
+        (RouterMode::Kv, 5, 5),
+        (round_robin, 0, 10),
+    ] {
+        let site = Site::new(3);
+        let _live = site.live(Role::Aggregated).await;
+        let _broken = site.serve(Role::Aggregated, 2, Arc::new(Broken)).await;
+        let config = RouterConfig {
+            mode,
+            ejection: EjectionConfig {
+                after,
+                ..EjectionConfig::default()
+            },
+            ..RouterConfig::default()
+        };
+        let (_directory, stack) = site.stack(1, config).await;
+        let mut failed = 0;
+        for _ in 0..20 {
+            if let Err(kind) = end_of_one(&*stack).await {
+                assert_eq!(kind, ErrorKind::Internal);
+                failed += 1;
+            }
+        }
+        assert_eq!(failed, expected, "{mode}");
     }
 }

@@ -9,9 +9,7 @@ use genset_runtime::{LiveModel, ModelDirectory, Pool};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::config::RouterConfig;
-use crate::connect::pool_route;
-use crate::kv::RouterMetrics;
+use crate::connect::{Layers, pool_route};
 use crate::route::Route;
 
 /// Limit for connecting to a new pool, after which the next change is handled; handling it retries the pool.
@@ -68,16 +66,14 @@ impl Pools {
     pub(crate) async fn follow(
         directory: &ModelDirectory,
         model: &LiveModel,
-        config: &RouterConfig,
-        metrics: &RouterMetrics,
+        layers: &Layers,
         timeout: Duration,
     ) -> Result<Self, EngineError> {
         let (sender, mut now) = watch::channel(Arc::new(PoolSet::default()));
         let follower = Follower {
             directory: directory.clone(),
             card: model.card.clone(),
-            config: config.clone(),
-            metrics: metrics.clone(),
+            layers: layers.clone(),
             known: BTreeMap::new(),
             set: PoolSet::default(),
         };
@@ -106,8 +102,7 @@ impl Pools {
 struct Follower {
     directory: ModelDirectory,
     card: ModelCard,
-    config: RouterConfig,
-    metrics: RouterMetrics,
+    layers: Layers,
     /// The endpoints of the pools in `set`, by role.
     known: BTreeMap<Role, Pool>,
     set: PoolSet,
@@ -176,14 +171,7 @@ impl Follower {
 
     /// Connects to the instances in a role.
     async fn reach(&self, model: &LiveModel, role: Role) -> Option<Arc<dyn Route>> {
-        let route = pool_route(
-            &self.directory,
-            model,
-            role,
-            &self.config,
-            &self.metrics,
-            POOL_TIMEOUT,
-        );
+        let route = pool_route(&self.directory, model, role, &self.layers, POOL_TIMEOUT);
         match route.await {
             Ok(route) => Some(route),
             Err(error) => {

@@ -111,6 +111,66 @@ async fn an_instance_that_failed_is_skipped_for_a_while() {
     assert!(!one.has_shown.load(Ordering::Relaxed));
 }
 
+/// Fails once by its own fault, which is enough to be ejected.
+fn fail(instances: &Instances, id: u64) -> Option<Duration> {
+    let config = EjectionConfig {
+        after: 1,
+        ..EjectionConfig::default()
+    };
+    instances.get(InstanceId(id)).unwrap().failed(&config)
+}
+
+/// A request that fails wherever it is tried must not leave the rest of the fleet with all the work.
+#[test]
+fn no_more_than_half_of_the_instances_are_ejected() {
+    let fleet = instances(4);
+    for (id, left) in [(2, vec![1, 3, 4]), (3, vec![1, 4]), (4, vec![1, 2, 3, 4])] {
+        assert!(fail(&fleet, id).is_some());
+        assert_eq!(candidates(&fleet, 0), left);
+    }
+    fleet.get(InstanceId(2)).unwrap().answered();
+    assert_eq!(candidates(&fleet, 0), [1, 2]);
+    let alone = instances(1);
+    assert!(fail(&alone, 1).is_some());
+    assert_eq!(candidates(&alone, 0), [1]);
+}
+
+#[test]
+fn an_ejected_instance_is_not_asked_for_want_of_room_elsewhere() {
+    let instances = instances(2);
+    fail(&instances, 1);
+    let map = instances.all();
+    let is_asked = |has_full: bool| {
+        let tried = Tried {
+            instances: vec![InstanceId(2)],
+            has_full,
+            ..Tried::default()
+        };
+        let (_, candidates) = instances.candidates(&map, &tried, Wanted::default());
+        !candidates.is_empty()
+    };
+    // Where the others are lost, it may work after all.
+    assert_eq!([false, true].map(is_asked), [true, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ejection_outlasts_a_changed_record_and_ends_with_the_instance() {
+    let instances = instances(2);
+    let time = fail(&instances, 1).unwrap();
+    // Requests that were sent before fail too.
+    assert_eq!(fail(&instances, 1), None);
+    instances.apply(Change::Put(entry_of(1, "here", 20)));
+    assert_eq!(candidates(&instances, 0), [2]);
+    tokio::time::sleep(time).await;
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    assert_eq!(fail(&instances, 1), Some(2 * time));
+    assert_eq!(candidates(&instances, 0), [2]);
+    instances.apply(Change::Removed(entry("here", 20).key));
+    instances.apply(Change::Put(entry("here", 20)));
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    assert_eq!(fail(&instances, 1), Some(time));
+}
+
 /// A plane that has lost the process at one location.
 #[derive(Default)]
 struct Lossy {

@@ -1,21 +1,23 @@
 //! Clients of several instances: which instances they skip, and which requests they retry on another instance.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::RequestLimits;
 use genset_backend_common::{
-    CancelReason, EngineConfig, EngineError, ErrorKind, Finish, GenerateRequest, ModelCard, Output,
-    RequestContext, RequestField, async_trait,
+    CancelReason, EngineConfig, EngineError, ErrorKind, Finish, GenerateRequest, MetricsRegistry,
+    ModelCard, Output, RequestContext, RequestField, async_trait,
     transfer::{KvTransfers, TransferParams},
 };
 use genset_runtime::discovery::{Discovery, Lease};
 use genset_runtime::plane::{Handler, ResponseStream};
-use genset_runtime::selection::RoundRobin;
+use genset_runtime::selection::{Candidate, RoundRobin};
 use genset_runtime::{
-    Client, Endpoint, EndpointName, GenerateClient, InstanceId, Runtime, SelectionMode,
+    Client, EjectionConfig, Ejections, Endpoint, EndpointName, GenerateClient, InstanceId, Runtime,
+    SelectionMode,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -421,4 +423,169 @@ async fn a_worker_that_drains_leaves_new_requests_to_another() {
     assert_eq!(finish(held).await.unwrap().completion_tokens, 200);
     assert_eq!(soon(drains.shutdown()).await.outcome.exit_code(), 0);
     soon(other.shutdown()).await;
+}
+
+/// Answers, or fails each request after its first token.
+struct Fails {
+    kind: ErrorKind,
+    is_broken: AtomicBool,
+    calls: AtomicUsize,
+}
+
+impl Fails {
+    fn new(kind: ErrorKind) -> Arc<Self> {
+        Arc::new(Self {
+            kind,
+            is_broken: AtomicBool::new(true),
+            calls: AtomicUsize::new(0),
+        })
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+}
+
+#[async_trait]
+impl Handler<GenerateRequest, Output> for Fails {
+    async fn handle(
+        &self,
+        _request: GenerateRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Output>, EngineError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let finished = Finish::stop().into_finished(3, 1);
+        let end = match self.is_broken.load(Ordering::SeqCst) {
+            true => Err(EngineError::new(self.kind, "broken")),
+            false => Ok(Output::Finished(Box::new(finished))),
+        };
+        Ok(Box::pin(stream::iter([Ok(Output::from(7)), end])))
+    }
+}
+
+/// Sends a request to the first instance that it may go to; returns how it ends.
+async fn ask_first(client: &GenerateClient) -> Result<(), ErrorKind> {
+    let mut first = |_: &mut GenerateRequest, _: &[Candidate]| Some(0_usize);
+    let routed = client.route_by(&mut first, request(1), ctx(), &[]).await;
+    let ended = match routed {
+        Ok(routed) => finish(routed.outputs).await.map(drop),
+        Err(error) => Err(error),
+    };
+    ended.map_err(|error| error.kind())
+}
+
+/// A client of two instances, of which the first fails three requests in a row before it is ejected.
+async fn ejecting(
+    runtime: &Runtime,
+    fails: Arc<dyn Handler<GenerateRequest, Output>>,
+    metrics: &MetricsRegistry,
+) -> (GenerateClient, [genset_runtime::Serving; 2]) {
+    let endpoint = endpoint(runtime, "generate");
+    let servings = [
+        listed(&endpoint, 1, fails).await,
+        listed::<GenerateRequest, Output>(&endpoint, 2, finishing()).await,
+    ];
+    let client = endpoint.client();
+    until_known(&client, 2).await;
+    let config = EjectionConfig {
+        after: 3,
+        time: Duration::from_secs(5),
+    };
+    let client = GenerateClient::new(client, SelectionMode::LeastLoaded);
+    let ejections = Ejections::register(metrics, config);
+    (client.with_ejections(&ejections, "m"), servings)
+}
+
+/// As one whose GPU is in an error state: it is always idle, and so attracts requests.
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_fails_one_request_after_another_is_passed_over() {
+    let (runtime, _) = runtime();
+    let (broken, metrics) = (Fails::new(ErrorKind::Internal), MetricsRegistry::default());
+    let (client, _servings) = ejecting(&runtime, broken.clone(), &metrics).await;
+    let failed: Result<(), _> = Err(ErrorKind::Internal);
+    let ejections = |count: u32| {
+        let line = format!("genset_router_ejections_total{{model=\"m\"}} {count}\n");
+        metrics.encode().contains(&line)
+    };
+    assert!(ejections(0), "{}", metrics.encode());
+    for expected in [failed, failed, failed, Ok(()), Ok(())] {
+        assert_eq!(ask_first(&client).await, expected);
+    }
+    assert!(ejections(1), "{}", metrics.encode());
+    // One request tries it again. It fails, and the next one tries it after twice the time.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    for expected in [failed, Ok(())] {
+        assert_eq!(ask_first(&client).await, expected);
+    }
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    assert_eq!(ask_first(&client).await, Ok(()));
+    assert_eq!(broken.calls(), 4);
+    assert!(ejections(2), "{}", metrics.encode());
+    // An answer ends it: three more failures are needed.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    broken.is_broken.store(false, Ordering::SeqCst);
+    assert_eq!(ask_first(&client).await, Ok(()));
+    assert_eq!(broken.calls(), 5);
+    broken.is_broken.store(true, Ordering::SeqCst);
+    for expected in [failed, failed, failed, Ok(())] {
+        assert_eq!(ask_first(&client).await, expected);
+    }
+    assert_eq!(broken.calls(), 8);
+}
+
+/// Answers with a stop string end like this, since workers do not know the string.
+#[tokio::test]
+async fn an_answer_that_is_dropped_after_its_first_token_counts() {
+    let (runtime, _) = runtime();
+    let broken = Fails::new(ErrorKind::Internal);
+    let (client, _servings) = ejecting(&runtime, broken.clone(), &MetricsRegistry::default()).await;
+    let failed: Result<(), _> = Err(ErrorKind::Internal);
+    for expected in [failed, failed] {
+        assert_eq!(ask_first(&client).await, expected);
+    }
+    let mut first = |_: &mut GenerateRequest, _: &[Candidate]| Some(0_usize);
+    let routed = client.route_by(&mut first, request(1), ctx(), &[]).await;
+    let mut outputs = routed.unwrap().outputs;
+    assert!(soon(outputs.next()).await.unwrap().is_ok());
+    drop(outputs);
+    for expected in [failed, failed, failed, Ok(())] {
+        assert_eq!(ask_first(&client).await, expected);
+    }
+    assert_eq!(broken.calls(), 6);
+}
+
+/// Neither the request's faults nor a lack of room.
+#[tokio::test]
+async fn only_an_instances_own_faults_eject_it() {
+    for kind in ErrorKind::ALL {
+        let (runtime, _) = runtime();
+        let fails = Fails::new(kind);
+        let metrics = MetricsRegistry::default();
+        let (client, _servings) = ejecting(&runtime, fails, &metrics).await;
+        for _ in 0..3 {
+            assert_eq!(ask_first(&client).await, Err(kind));
+            // One that is marked down for a moment is another matter.
+            if kind.is_instance_gone() {
+                break;
+            }
+        }
+        let is_ejected = matches!(kind, ErrorKind::Internal | ErrorKind::StreamIncomplete);
+        let line = format!(
+            "genset_router_ejections_total{{model=\"m\"}} {}\n",
+            u32::from(is_ejected)
+        );
+        assert!(metrics.encode().contains(&line), "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_just_ends_is_a_failure() {
+    let (runtime, _) = runtime();
+    let ends: Refusals = Answering::new(Box::new(|_| Ok(vec![Output::from(7)])));
+    let (client, _servings) = ejecting(&runtime, ends.clone(), &MetricsRegistry::default()).await;
+    let failed: Result<(), _> = Err(ErrorKind::StreamIncomplete);
+    for expected in [failed, failed, failed, Ok(())] {
+        assert_eq!(ask_first(&client).await, expected);
+    }
+    assert_eq!(ends.calls(), 3);
 }
