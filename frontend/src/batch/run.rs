@@ -280,7 +280,13 @@ impl Batches {
             };
             let ended = self.changed(&record.id, move |record| {
                 record.errors.clone_from(&errors);
-                record.enter(status);
+                // Its owner was told that it will be cancelled.
+                let is_cancelling = record.status == BatchStatus::Cancelling;
+                record.enter(if is_cancelling {
+                    BatchStatus::Cancelled
+                } else {
+                    status
+                });
             });
             ended.await;
             return None;

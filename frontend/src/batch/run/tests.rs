@@ -167,3 +167,15 @@ async fn a_batch_whose_input_cannot_be_read_fails_when_its_time_is_over() {
     assert_eq!(kept.status, BatchStatus::Failed);
     assert_eq!(kept.errors, [unreadable_input()]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_cancelled_is_cancelled_even_if_its_input_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::unreadable(folder.path(), u64::MAX);
+    let input = site.batches.store.content(&site.record.input_file_id);
+    std::fs::remove_dir(&input).unwrap();
+    std::fs::write(&input, "no request\n").unwrap();
+    site.batches.store.cancel("batch_0", None).unwrap();
+    site.batches.run("batch_0", false).await;
+    assert_eq!(site.kept().status, BatchStatus::Cancelled);
+}
