@@ -393,11 +393,16 @@ impl BatchStore {
         let Some((mut record, _)) = self.run_of(id) else {
             return Ok(());
         };
+        let counts = record.request_counts;
         change(&mut record);
         write_record(&self.batch_record(id), &record)?;
         let ended = record.status.is_end().then(|| record.owner.clone());
         let mut kept = self.shared.kept.lock();
         if let Some(batch) = kept.batches.get_mut(id) {
+            // Answers were counted while the disk wrote.
+            if record.request_counts == counts {
+                record.request_counts = batch.record.request_counts;
+            }
             batch.record = Arc::new(record);
         }
         let forgotten = ended.map(|owner| kept.take_beyond(owner.as_deref()));

@@ -34,6 +34,25 @@ fn store_of(folder: &Path, records: &[BatchRecord]) -> BatchStore {
 }
 
 #[test]
+fn answers_that_are_counted_while_a_record_is_written_stay_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_of(folder.path(), &[record("batch_0", "a")]);
+    let counts = Counts {
+        total: 2,
+        completed: 1,
+        failed: 0,
+    };
+    let enter = |record: &mut BatchRecord| {
+        store.count("batch_0", counts);
+        record.enter(BatchStatus::Cancelling);
+    };
+    store.update("batch_0", enter).unwrap();
+    let kept = store.batch("batch_0", Some("a")).unwrap();
+    assert_eq!(kept.status, BatchStatus::Cancelling);
+    assert_eq!(kept.request_counts, counts);
+}
+
+#[test]
 fn the_oldest_batch_is_forgotten_when_one_ends() {
     let folder = tempfile::tempdir().unwrap();
     let mut records = vec![record("batch_0", "b")];
