@@ -1,6 +1,6 @@
 //! [`BatchNotes`] keeps the answers of an unfinished batch in a file: one line per answer, in order of arrival.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,14 @@ pub enum NotesError {
     Taken {
         /// The file.
         path: PathBuf,
+    },
+    /// The file system has no locks, or refuses this one.
+    #[error("{} cannot be locked: {source}", path.display())]
+    Unlockable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// They belong to another input.
     #[error("{} has the answers to another input; remove it to begin anew", path.display())]
@@ -117,8 +125,12 @@ impl BatchNotes {
             Ok(file) => file,
             Err(source) => return Err(NotesError::Unwritable { path, source }),
         };
-        if file.try_lock().is_err() {
-            return Err(NotesError::Taken { path });
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(NotesError::Taken { path }),
+            Err(TryLockError::Error(source)) => {
+                return Err(NotesError::Unlockable { path, source });
+            }
         }
         let mut notes = Self {
             path,

@@ -8,7 +8,7 @@ mod files;
 mod kept;
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::ops::Bound;
 use std::os::unix::fs::DirBuilderExt;
@@ -105,9 +105,16 @@ impl BatchStore {
                 .map_err(named)?;
         }
         let lock = File::create(folder.join("lock")).map_err(named)?;
-        if lock.try_lock().is_err() {
-            let problem = "another server has it; give each server a folder of its own";
-            return Err(named(io::Error::other(problem)));
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let problem = "another server has it; give each server a folder of its own";
+                return Err(named(io::Error::other(problem)));
+            }
+            Err(TryLockError::Error(error)) => {
+                let problem = format!("it cannot be locked: {error}");
+                return Err(named(io::Error::new(error.kind(), problem)));
+            }
         }
         let files: BTreeMap<String, FileRecord> =
             records_in(&folder.join("files"), |record: &FileRecord| {
