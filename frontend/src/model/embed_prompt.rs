@@ -7,7 +7,7 @@ use serde::Deserialize;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Config {
-    prompts: BTreeMap<String, String>,
+    prompts: BTreeMap<String, Option<String>>,
     default_prompt_name: Option<String>,
 }
 
@@ -25,12 +25,13 @@ pub(super) fn from_config(json: &[u8]) -> Result<String, serde_json::Error> {
     let Some(name) = config.default_prompt_name else {
         return Ok(String::new());
     };
-    config.prompts.remove(&name).ok_or_else(|| {
+    let prompt = config.prompts.remove(&name).ok_or_else(|| {
         let problem = format!(
             "default_prompt_name is {name:?}, which is none of prompts; list it or set null"
         );
         serde_json::Error::custom(problem)
-    })
+    })?;
+    Ok(prompt.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -45,6 +46,8 @@ mod tests {
         assert_eq!(read(listed).unwrap(), "");
         let default = r#"{"prompts": {"query": "query: "}, "default_prompt_name": "query"}"#;
         assert_eq!(read(default).unwrap(), "query: ");
+        let empty = r#"{"prompts": {"query": "query: ", "document": null}, "default_prompt_name": "document"}"#;
+        assert_eq!(read(empty).unwrap(), "");
         let unlisted = read(r#"{"default_prompt_name": "query"}"#).unwrap_err();
         assert!(
             unlisted.contains("default_prompt_name") && unlisted.contains("set null"),
