@@ -232,6 +232,7 @@ fn what_is_absent_is_refused_by_name() {
         (["out=dyn://é"], "no part of a name"),
         (["out=foo"], "none of candle, echo_core"),
         (["in=foo"], "none of http"),
+        (["in=batch:"], "needs a file or a folder"),
     ] {
         let error = parse_words(&words).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

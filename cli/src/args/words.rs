@@ -40,6 +40,10 @@ impl FromStr for InputKind {
             "http" => Ok(Self::Http),
             "text" => Ok(Self::Text),
             "stdin" => Ok(Self::Stdin),
+            "batch:" => Err(EngineError::invalid_argument(
+                "in",
+                "batch: needs a file or a folder, as in batch:prompts.jsonl",
+            )),
             _ if is_dyn(text) => {
                 let name: Option<EndpointName> = dyn_name("in", text)?;
                 Ok(Self::Dyn(name.map(|_| WorkerName(text.to_owned()))))
