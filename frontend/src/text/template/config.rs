@@ -1,6 +1,7 @@
 //! The chat template in a model's `tokenizer_config.json`.
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{ChatTemplate, TemplateError};
 
@@ -14,12 +15,6 @@ pub enum TemplateSourceError {
         /// What is wrong with it.
         #[source]
         source: serde_json::Error,
-    },
-    /// It has several chat templates, and none is named `default`.
-    #[error("none of the chat templates is named `default`, but: {}", names.join(", "))]
-    NoDefault {
-        /// The existing names.
-        names: Vec<String>,
     },
 }
 
@@ -53,13 +48,13 @@ impl TemplateSource {
     ///
     /// # Errors
     ///
-    /// [`TemplateSourceError`] if it cannot be read, or has several templates without a default.
+    /// [`TemplateSourceError`] if it cannot be read.
     pub fn from_tokenizer_config(json: &[u8]) -> Result<Option<Self>, TemplateSourceError> {
         let config = TokenizerConfig::parse(json)?;
         let (chat, tool_use) = match config.chat_template {
             None => return Ok(None),
             Some(Templates::One(source)) => (source, None),
-            Some(Templates::Named(templates)) => pick(templates)?,
+            Some(Templates::Named(templates)) => pick(&templates),
         };
         Ok(Some(Self {
             chat,
@@ -144,19 +139,18 @@ impl Token {
     }
 }
 
-/// Picks the templates named `default` and `tool_use`; the others are for tasks that no API here has.
-fn pick(templates: Vec<NamedTemplate>) -> Result<(String, Option<String>), TemplateSourceError> {
+/// Picks the templates named `default` and `tool_use`; the others are for tasks that no API here has. Without a default,
+/// chats are refused, and the model's other uses work, as in `transformers`.
+fn pick(templates: &[NamedTemplate]) -> (String, Option<String>) {
     let find = |name| {
         let named = templates.iter().find(|template| template.name == name);
         named.map(|template| template.template.clone())
     };
-    match find("default") {
-        Some(default) => Ok((default, find("tool_use"))),
-        None => {
-            let names = templates.into_iter().map(|template| template.name);
-            Err(TemplateSourceError::NoDefault {
-                names: names.collect(),
-            })
-        }
-    }
+    let default = find("default").unwrap_or_else(|| {
+        let names = templates.iter().map(|template| template.name.as_str());
+        let names = names.collect::<Vec<_>>().join(", ");
+        let why = format!("none of the model's chat templates is named default, but: {names}");
+        format!("{{{{ raise_exception({}) }}}}", Value::from(why))
+    });
+    (default, find("tool_use"))
 }

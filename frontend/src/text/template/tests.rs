@@ -412,8 +412,25 @@ fn the_source_is_found_in_a_tokenizer_config() {
         ("y", Some("<s>"))
     );
 
-    let error = read(&json!({ "chat_template": [rag] })).unwrap_err();
-    assert!(matches!(error, TemplateSourceError::NoDefault { names } if names == ["rag"]));
+    let source = read(&json!({ "chat_template": [rag, tool_use] })).unwrap();
+    let template = source.unwrap().compile().unwrap();
+    let tools = [json!({ "type": "function", "function": { "name": "f" } })];
+    let render = |tools| {
+        let extra = Map::new();
+        template.render(&TemplateInput {
+            messages: &[],
+            tools,
+            add_generation_prompt: true,
+            extra: &extra,
+        })
+    };
+    assert_eq!(render(Some(&tools[..])).unwrap(), "tool_use");
+    let error = render(None).unwrap_err();
+    let named = "is named default, but: rag, tool_use";
+    assert!(
+        matches!(&error, TemplateError::Raised { message } if message.ends_with(named)),
+        "{error:?}"
+    );
     let error = read(&json!({ "chat_template": 7 })).unwrap_err();
     assert!(matches!(error, TemplateSourceError::Malformed { .. }));
 }
