@@ -11,11 +11,11 @@ pub(super) fn text(at: &str, value: Value) -> Result<String, ApiError> {
     text_beside(at, value, |block, kind| Err(no_block(&block, kind)))
 }
 
-/// Like [`text`]. Blocks of other types go to `read`, with the type.
+/// Like [`text`]. Blocks of other types go to `read`, with the type; it returns their text, if they have any.
 pub(super) fn text_beside(
     at: &str,
     value: Value,
-    mut read: impl FnMut(Block, &str) -> Result<(), ApiError>,
+    mut read: impl FnMut(Block, &str) -> Result<String, ApiError>,
 ) -> Result<String, ApiError> {
     let blocks = match value {
         Value::String(text) => return Ok(text),
@@ -30,7 +30,7 @@ pub(super) fn text_beside(
         let mut block = Block::new(format!("{at}[{index}]"), block)?;
         match block.required_string("type")?.as_str() {
             "text" => join(&mut joined, &text_block(block)?),
-            other => read(block, other)?,
+            other => join(&mut joined, &read(block, other)?),
         }
     }
     Ok(joined)

@@ -104,6 +104,7 @@ fn read_user_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> 
             let (at, part) = read_image(block)?;
             turns.show(part, at);
         }
+        "document" => join(turns.user(), &read_document(block)?),
         "tool_result" => read_result(block, turns)?,
         other => return Err(no_block(&block, other)),
     }
@@ -137,18 +138,55 @@ fn read_image(mut block: Block) -> Result<(String, Value), ApiError> {
     Ok((at, part))
 }
 
+/// A document of text: its title, its context and what it says, as paragraphs.
+fn read_document(mut block: Block) -> Result<String, ApiError> {
+    let mut document = String::new();
+    for name in ["title", "context"] {
+        join(&mut document, &block.string(name)?.unwrap_or_default());
+    }
+    let at = block.path("source");
+    let source = block.required_object("source", "expected an object")?;
+    let mut source = Block::new(at, source)?;
+    match source.required_string("type")?.as_str() {
+        "text" => {
+            let media_type = source.required_string("media_type")?;
+            if media_type != "text/plain" {
+                let why = format!("{media_type:?} is not available, only \"text/plain\"");
+                return Err(ApiError::unsupported(source.path("media_type"), why));
+            }
+            join(&mut document, &source.required_string("data")?);
+        }
+        "content" => {
+            let at = source.path("content");
+            let content = source.take("content").unwrap_or_default();
+            join(&mut document, &text(&at, content)?);
+        }
+        other => {
+            let why = format!(
+                "documents with a source of type {other:?}, such as PDF files, are not available, only \"text\" and \"content\""
+            );
+            return Err(ApiError::unsupported(source.path("type"), why));
+        }
+    }
+    source.finish(&[])?;
+    block.refuse("citations", &[json!({"enabled": false})])?;
+    block.finish(&IGNORED)?;
+    Ok(document)
+}
+
 fn read_result(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {
     let id = block.required_string("tool_use_id")?;
     let at = block.path("content");
     let mut images = Vec::new();
     let content = block.take("content").map(|content| {
-        text_beside(&at, content, |block, kind| {
-            if kind != "image" {
-                return Err(no_block(&block, kind));
+        text_beside(&at, content, |block, kind| match kind {
+            "image" => {
+                let (at, part) = read_image(block)?;
+                images.push((part, at));
+                Ok(String::new())
             }
-            let (at, part) = read_image(block)?;
-            images.push((part, at));
-            Ok(())
+            "document" => read_document(block),
+            _ => Err(no_block(&block, kind)),
         })
     });
     let mut content = content.transpose()?.unwrap_or_default();

@@ -220,9 +220,16 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
     let worker = with_template(thinking_and_calling(), SHOWS_ALL);
     let site = Site::with_worker(config(), worker, engine.clone()).await;
     let cached = json!({"type": "ephemeral"});
+    let plain = json!({"type": "text", "media_type": "text/plain", "data": "And wind."});
     let messages = json!([
         {"role": "user", "content": "One."},
-        {"role": "user", "content": [{"type": "text", "text": "Two.", "cache_control": cached}]},
+        {"role": "user", "content": [
+            {"type": "text", "text": "Two.", "cache_control": cached},
+            {
+                "type": "document", "title": "Of rain", "context": "A poem.", "citations": {"enabled": false},
+                "source": {"type": "content", "content": [{"type": "text", "text": "It"}, {"type": "text", "text": "rains."}]},
+            },
+        ]},
         {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "Hm.", "signature": "", "cache_control": cached},
             {"type": "text", "text": "I look.", "citations": null},
@@ -230,7 +237,7 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
             {"type": "tool_use", "id": "b", "name": "get_weather", "input": {"city": "Rome"}, "caller": {"type": "direct"}},
         ]},
         {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "Rain."}]},
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "Rain."}, {"type": "document", "source": plain}]},
             {"type": "tool_result", "tool_use_id": "b", "content": "lost", "is_error": true},
             {"type": "text", "text": "And now?"},
         ]},
@@ -249,9 +256,9 @@ async fn a_conversation_reaches_the_template_as_a_chat() {
     assert_eq!(response.status, 200, "{}", response.text());
     let request = engine.requests().remove(0);
     let prompt = tokenizer().decode_all(request.tokens().expect("tokens"), false);
-    let expected = "[system|Be brief.\n\nBe kind.|||][user|One.\n\nTwo.|||]\
+    let expected = "[system|Be brief.\n\nBe kind.|||][user|One.\n\nTwo.\n\nOf rain\n\nA poem.\n\nIt\n\nrains.|||]\
         [assistant|I look.|Hm.||a get_weather Oslo;b get_weather Rome;]\
-        [tool|Rain.||a|][tool|Error: lost||b|][user|And now?|||][system|Be quick.|||]";
+        [tool|Rain.\n\nAnd wind.||a|][tool|Error: lost||b|][user|And now?|||][system|Be quick.|||]";
     assert_eq!(prompt.expect("they decode"), expected);
     assert_eq!(request.sampling.top_k, Some(3));
     assert_eq!(request.sampling.top_p, Some(0.5));
@@ -345,7 +352,17 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ),
         (
             &format!("{block}.type"),
-            user(json!([{"type": "document"}])),
+            user(json!([{"type": "search_result"}])),
+        ),
+        (
+            &format!("{block}.source.type"),
+            user(json!([{"type": "document", "source": {"type": "base64"}}])),
+        ),
+        (
+            &format!("{block}.citations"),
+            user(
+                json!([{"type": "document", "source": {"type": "content", "content": "a"}, "citations": {"enabled": true}}]),
+            ),
         ),
         (
             &format!("{block}.type"),
@@ -377,7 +394,7 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         (
             &format!("{block}.content[0].type"),
             user(
-                json!([{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document"}]}]),
+                json!([{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "search_result"}]}]),
             ),
         ),
         (
