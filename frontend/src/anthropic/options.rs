@@ -156,30 +156,45 @@ pub(super) fn read_context_management(fields: &mut Fields<'_>) -> Result<(), Api
     management.finish(&[])
 }
 
-/// Converts `output_config` to chat fields.
+/// Converts `output_config` to chat fields, and `output_format`, which is the name of its `format` in a beta that older clients use.
 pub(super) fn read_output_config(
     fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
 ) -> Result<(), ApiError> {
-    let Some(config) = fields.take("output_config")? else {
+    if let Some(config) = fields.take("output_config")? {
+        let mut config = Block::new("output_config".into(), config)?;
+        if let Some(effort) = config.string("effort")? {
+            chat.insert("reasoning_effort".into(), effort.into());
+        }
+        if let Some(format) = config.object("format")? {
+            let format = read_format(config.path("format"), format)?;
+            chat.insert("response_format".into(), format);
+        }
+        config.finish(&[])?;
+    }
+    let Some(format) = fields.take("output_format")? else {
         return Ok(());
     };
-    let mut config = Block::new("output_config".into(), config)?;
-    if let Some(effort) = config.string("effort")? {
-        chat.insert("reasoning_effort".into(), effort.into());
-    }
-    if let Some(format) = config.object("format")? {
-        let mut format = Block::new(config.path("format"), format)?;
-        let kind = format.required_string("type")?;
-        if kind != "json_schema" {
-            let why = format!("{kind:?} is not available, only \"json_schema\"");
-            return Err(ApiError::unsupported(format.path("type"), why));
+    let format = read_format("output_format".into(), format)?;
+    match chat.insert("response_format".into(), format) {
+        None => Ok(()),
+        Some(_) => {
+            let problem = "'output_config.format' is given too; send it alone";
+            Err(ApiError::invalid("output_format", problem))
         }
-        let schema = format.required_object("schema", A_SCHEMA)?;
-        format.finish(&[])?;
-        let named = json!({"name": "output", "schema": schema, "strict": true});
-        let format = json!({"type": "json_schema", "json_schema": named});
-        chat.insert("response_format".into(), format);
     }
-    config.finish(&[])
+}
+
+/// The format of an answer as a chat's `response_format`.
+fn read_format(at: String, format: Value) -> Result<Value, ApiError> {
+    let mut format = Block::new(at, format)?;
+    let kind = format.required_string("type")?;
+    if kind != "json_schema" {
+        let why = format!("{kind:?} is not available, only \"json_schema\"");
+        return Err(ApiError::unsupported(format.path("type"), why));
+    }
+    let schema = format.required_object("schema", A_SCHEMA)?;
+    format.finish(&[])?;
+    let named = json!({"name": "output", "schema": schema, "strict": true});
+    Ok(json!({"type": "json_schema", "json_schema": named}))
 }

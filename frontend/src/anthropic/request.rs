@@ -21,13 +21,12 @@ const SAME: [&str; 6] = [
 ];
 
 /// Fields that the API has and this server does not support.
-const REFUSED: [&str; 8] = [
+const REFUSED: [&str; 7] = [
     "container",
     "diagnostics",
     "fallbacks",
     "inference_geo",
     "mcp_servers",
-    "output_format",
     "user_profile_id",
     "workspace_id",
 ];

@@ -315,6 +315,7 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         let tool = json!({"name": "f", "input_schema": {"type": "object"}});
         json!({"tools": [with(tool, further)]})
     };
+    let format = json!({"type": "json_schema", "schema": {}});
     let block = "messages[0].content[0]";
     let cases = [
         ("model", json!({"model": null})),
@@ -463,7 +464,16 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ),
         (
             "output_config.format",
-            json!({"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+            json!({"output_config": {"format": format}}),
+        ),
+        ("output_config.format", json!({"output_format": format})),
+        (
+            "output_format",
+            json!({"output_config": {"format": format}, "output_format": format}),
+        ),
+        (
+            "output_format.schema",
+            json!({"output_format": {"type": "json_schema"}}),
         ),
     ];
     for (field, further) in cases {

@@ -205,6 +205,10 @@ fn mend_formats(body: &mut Map<String, Value>) {
             .get("output_config")
             .and_then(|config| config.get("format"))
             .is_some_and(Value::is_object);
+    if is_bound {
+        body.remove("output_format");
+    }
+    is_bound |= body.get("output_format").is_some_and(Value::is_object);
     for_extensions(body, |fields| {
         for name in GUIDED {
             if !is_set(fields, name) {
