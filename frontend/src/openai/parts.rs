@@ -144,12 +144,16 @@ fn check_medium<'a>(at: &str, part: &Part<'a>) -> Result<Media<'a>, ApiError> {
 /// a medium inside a text part, so those are not passed on.
 fn image(at: &str, image: &mut Value) -> Result<Value, ApiError> {
     let mut made = json!({"url": image["url"].take()});
-    match image["detail"].take() {
-        Value::Null => {}
-        detail if is_detail(&detail) => made["detail"] = detail,
-        other => {
-            let other = describe(&other);
-            let problem = format!("expected \"auto\", \"low\" or \"high\", got {other}");
+    let detail = image["detail"].take();
+    match detail.as_str() {
+        _ if detail.is_null() => {}
+        Some("auto" | "low" | "high") => made["detail"] = detail,
+        // Engines know no finer one.
+        Some("original") => made["detail"] = "high".into(),
+        _ => {
+            let detail = describe(&detail);
+            let problem =
+                format!("expected \"auto\", \"low\", \"high\" or \"original\", got {detail}");
             return Err(ApiError::invalid(format!("{at}.image_url.detail"), problem));
         }
     }
@@ -159,10 +163,6 @@ fn image(at: &str, image: &mut Value) -> Result<Value, ApiError> {
 fn audio(audio: &mut Value) -> Value {
     let made = json!({"data": audio["data"].take(), "format": audio["format"].take()});
     json!({"type": "input_audio", "input_audio": made})
-}
-
-fn is_detail(detail: &Value) -> bool {
-    matches!(detail.as_str(), Some("auto" | "low" | "high"))
 }
 
 fn no_part(at: String, part: &Value, error: &MediaError) -> ApiError {
@@ -198,5 +198,13 @@ mod tests {
             json!([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}])
         );
         assert_eq!(read(vec![text]), json!("x"));
+    }
+
+    #[test]
+    fn an_original_image_is_shown_in_high_detail() {
+        let limits = ParamLimits::from(&FrontendConfig::default());
+        let image = |detail: &str| json!({"type": "image_url", "image_url": {"url": "https://example.org/a.png", "detail": detail}});
+        let read = Contents::new(&limits).read("content", 0, vec![image("original")]);
+        assert_eq!(read.unwrap(), json!([image("high")]));
     }
 }
