@@ -163,7 +163,7 @@ fn read_image(at: String, part: Value) -> Result<Value, ApiError> {
     part.refuse("file_id", &[])?;
     let url = part.required_string("image_url")?;
     let detail = part.string("detail")?.unwrap_or_else(|| "auto".into());
-    part.finish(&["type"])?;
+    part.finish(&["type", "prompt_cache_breakpoint"])?;
     Ok(json!({"type": "input_image", "image_url": url, "detail": detail}))
 }
 

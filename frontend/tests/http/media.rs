@@ -287,7 +287,8 @@ async fn other_apis_show_images_in_their_own_words() {
         json!({"model": MODEL, "max_output_tokens": 100, "input": items})
     };
     let text = json!({"type": "input_text", "text": "What is it?"});
-    let shown = json!({"type": "input_image", "image_url": GIF});
+    let marked = json!({"mode": "explicit"});
+    let shown = json!({"type": "input_image", "image_url": GIF, "prompt_cache_breakpoint": marked});
     let sound = json!({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}});
     let answer = site
         .post("/v1/responses", &input(json!([text, shown])))
