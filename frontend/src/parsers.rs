@@ -1,5 +1,6 @@
 //! The parsers of an answer: chosen for a model, then for a request.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use genset_backend_common::{
@@ -94,6 +95,8 @@ pub(crate) struct Splitting {
     mode: Mode,
     tools: Arc<ToolSchemas>,
     max_calls: u32,
+    /// The names of the tools that may be called, if not all.
+    allowed: Option<Arc<BTreeSet<String>>>,
     /// The end of the prompt, if known.
     prompt_end: Option<String>,
 }
@@ -133,7 +136,8 @@ impl Splitting {
             }
             ToolChoice::Required => {
                 require_guided(card)?;
-                let schema = forced::calls_schema(&options.tools, options.is_parallel);
+                let tools = options.tools.iter().filter(|tool| options.may_call(tool));
+                let schema = forced::calls_schema(tools, options.is_parallel);
                 (Mode::Calls, Some(GuidedDecoding::JsonSchema(schema)))
             }
             ToolChoice::Named(name) => {
@@ -155,6 +159,7 @@ impl Splitting {
             mode,
             tools: Arc::new(ToolSchemas::new(options.offered())),
             max_calls: max_calls(options),
+            allowed: options.allowed.clone(),
             prompt_end: None,
         };
         Ok((Some(splitting), guided))
@@ -167,6 +172,8 @@ impl Splitting {
             mode: Mode::Objects,
             tools: Arc::default(),
             max_calls: max_calls(options),
+            // The engine does not see the others.
+            allowed: None,
             prompt_end: None,
         }
     }
@@ -209,7 +216,9 @@ impl Splitting {
                 (reasoning, tool.map(|dialect| dialect.parser(tools)))
             }
         };
-        Splitter::new(reasoning, tools, ids.unwrap_or_default()).with_max_calls(self.max_calls)
+        Splitter::new(reasoning, tools, ids.unwrap_or_default())
+            .with_max_calls(self.max_calls)
+            .with_allowed(self.allowed.clone())
     }
 
     /// The special tokens in the markup.

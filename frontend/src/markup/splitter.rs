@@ -1,6 +1,7 @@
 //! [`Splitter`] runs a reasoning parser and then a tool parser over one answer, or reads the answer's objects.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use genset_backend_common::{EngineError, FinishReason};
 
@@ -66,6 +67,12 @@ pub struct Splitter {
     objects: Option<Objects>,
     ids: IdStyle,
     max_calls: u32,
+    /// The names of the tools that may be called, if not all.
+    allowed: Option<Arc<BTreeSet<String>>>,
+    /// The calls that were passed on.
+    calls: u32,
+    /// Whether the latest call is left out, with its arguments.
+    is_left_out: bool,
     /// Deltas between the two parsers; empty between two pushes.
     between: Deltas,
     deltas: Deltas,
@@ -91,6 +98,9 @@ impl Splitter {
             objects: None,
             ids,
             max_calls: u32::MAX,
+            allowed: None,
+            calls: 0,
+            is_left_out: false,
             between: Deltas::default(),
             deltas: Deltas::default(),
             id: String::new(),
@@ -112,6 +122,13 @@ impl Splitter {
     #[must_use]
     pub fn with_max_calls(mut self, calls: u32) -> Self {
         self.max_calls = calls;
+        self
+    }
+
+    /// Drops calls of other tools than these, with their arguments.
+    #[must_use]
+    pub(crate) fn with_allowed(mut self, tools: Option<Arc<BTreeSet<String>>>) -> Self {
+        self.allowed = tools;
         self
     }
 
@@ -195,7 +212,7 @@ impl Splitter {
     /// Whether the answer has called tools so far.
     #[must_use]
     pub fn has_calls(&self) -> bool {
-        self.deltas.calls() > 0
+        self.calls > 0
     }
 
     /// Whether the arguments of the latest call are still incomplete.
@@ -237,20 +254,29 @@ impl Splitter {
     fn deliver(&mut self, mut deltas: Deltas, mut each: impl FnMut(Delta<'_>)) {
         for delta in deltas.iter() {
             match delta {
-                Delta::ToolCall { index, .. } | Delta::Arguments { index, .. }
-                    if index >= self.max_calls => {}
-                Delta::ToolCall { index, name, id } => {
+                Delta::ToolCall { name, .. } if !self.takes(name) => self.is_left_out = true,
+                Delta::ToolCall { name, id, .. } => {
+                    self.is_left_out = false;
                     self.follow(delta);
                     // Clients tell calls apart by their ids.
-                    if !id.is_empty() && self.given_ids.insert(id.to_owned()) {
-                        each(delta);
-                    } else {
+                    let is_own = !id.is_empty() && self.given_ids.insert(id.to_owned());
+                    if !is_own {
                         self.id = self.ids.make();
-                        let id = &self.id;
-                        each(Delta::ToolCall { index, name, id });
                     }
+                    each(Delta::ToolCall {
+                        index: self.calls,
+                        name,
+                        id: if is_own { id } else { &self.id },
+                    });
+                    self.calls += 1;
                 }
-                Delta::Content(_) | Delta::Reasoning(_) | Delta::Arguments { .. } => {
+                Delta::Arguments { .. } if self.is_left_out => {}
+                Delta::Arguments { text, .. } => {
+                    self.follow(delta);
+                    let index = self.calls.saturating_sub(1);
+                    each(Delta::Arguments { index, text });
+                }
+                Delta::Content(_) | Delta::Reasoning(_) => {
                     self.follow(delta);
                     each(delta);
                 }
@@ -258,6 +284,12 @@ impl Splitter {
         }
         deltas.clear();
         self.deltas = deltas;
+    }
+
+    /// Whether a further call, of this tool, is passed on.
+    fn takes(&self, tool: &str) -> bool {
+        let allowed = self.allowed.as_ref();
+        self.calls < self.max_calls && allowed.is_none_or(|allowed| allowed.contains(tool))
     }
 
     fn follow(&mut self, delta: Delta<'_>) {

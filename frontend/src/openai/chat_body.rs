@@ -59,15 +59,28 @@ fn put_tools(options: ToolOptions, put: &mut impl FnMut(&str, Value)) {
     if options.tools.is_empty() {
         return;
     }
-    put("tools", options.tools.into());
-    let choice = match options.choice {
+    let ToolOptions {
+        mut tools,
+        choice,
+        allowed,
+        is_parallel,
+    } = options;
+    if let Some(allowed) = allowed {
+        // Few engines know a choice of several tools.
+        tools.retain(|tool| {
+            let name = tool["function"]["name"].as_str();
+            name.is_some_and(|name| allowed.contains(name))
+        });
+    }
+    put("tools", tools.into());
+    let choice = match choice {
         ToolChoice::None => json!("none"),
         ToolChoice::Auto => json!("auto"),
         ToolChoice::Required => json!("required"),
         ToolChoice::Named(name) => json!({"type": "function", "function": {"name": name}}),
     };
     put("tool_choice", choice);
-    if !options.is_parallel {
+    if !is_parallel {
         put("parallel_tool_calls", false.into());
     }
 }
@@ -243,5 +256,19 @@ mod tests {
             body[name] = value.clone();
             assert_eq!(written(&body).0[name], value);
         }
+    }
+
+    #[test]
+    fn an_engine_sees_the_allowed_tools_alone() {
+        let [find, count] =
+            ["find", "count"].map(|name| json!({"type": "function", "function": {"name": name}}));
+        let (written, _) = written(&json!({
+            "model": "m",
+            "messages": [{"role": "user", "content": "Hello"}],
+            "tools": [find, count],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [count]}},
+        }));
+        assert_eq!(written["tools"], json!([count]));
+        assert_eq!(written["tool_choice"], "required");
     }
 }

@@ -1,9 +1,13 @@
 //! The tool fields of a chat request.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use super::common::{ParamLimits, at_most};
 use super::fields::Fields;
+use crate::block::Block;
 use crate::error::ApiError;
 use crate::json::{Meter, is_object};
 
@@ -17,6 +21,8 @@ pub struct ToolOptions {
     pub tools: Vec<Value>,
     /// Which of them the model may or must call.
     pub choice: ToolChoice,
+    /// The names of those that it may call, if not all. It sees the others too, so that its prompt stays in the prefix cache.
+    pub allowed: Option<Arc<BTreeSet<String>>>,
     /// Whether an answer may have several calls.
     pub is_parallel: bool,
 }
@@ -39,6 +45,7 @@ impl Default for ToolOptions {
         Self {
             tools: Vec::new(),
             choice: ToolChoice::None,
+            allowed: None,
             is_parallel: true,
         }
     }
@@ -63,18 +70,33 @@ impl ToolOptions {
         }
     }
 
+    /// Whether the model may call this one of the tools.
+    #[must_use]
+    pub fn may_call(&self, tool: &Value) -> bool {
+        let name = tool["function"]["name"].as_str().unwrap_or_default();
+        let allowed = self.allowed.as_ref();
+        allowed.is_none_or(|allowed| allowed.contains(name))
+    }
+
     pub(super) fn read(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Self, ApiError> {
         let tools = fields.list("tools")?.unwrap_or_default();
         at_most("tools", limits.max_tools, tools.len(), "tools")?;
         for (index, tool) in tools.iter().enumerate() {
             check_tool(&format!("tools[{index}]"), tool)?;
         }
-        let choice = read_choice(fields, &tools)?;
+        let (choice, allowed) = match fields.take("tool_choice")? {
+            Some(choice) if choice["type"] == "allowed_tools" => {
+                let (choice, allowed) = read_allowed(choice, &tools, limits)?;
+                (choice, Some(Arc::new(allowed)))
+            }
+            choice => (read_choice(fields, choice, &tools)?, None),
+        };
         let is_parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
         refuse_legacy(fields)?;
         Ok(Self {
             tools,
             choice,
+            allowed,
             is_parallel,
         })
     }
@@ -143,47 +165,91 @@ pub(crate) fn check_tool_name(at: &str, name: Option<&Value>) -> Result<(), ApiE
     }
 }
 
-fn read_choice(fields: &mut Fields<'_>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
-    let choice = match fields.take("tool_choice")? {
-        None if tools.is_empty() => return Ok(ToolChoice::None),
-        None => return Ok(ToolChoice::Auto),
+fn read_choice(
+    fields: &Fields<'_>,
+    choice: Option<Value>,
+    tools: &[Value],
+) -> Result<ToolChoice, ApiError> {
+    match choice {
+        None if tools.is_empty() => Ok(ToolChoice::None),
+        None => Ok(ToolChoice::Auto),
         Some(Value::String(choice)) => match choice.as_str() {
-            "none" => ToolChoice::None,
-            "auto" if tools.is_empty() => ToolChoice::None,
-            "auto" => ToolChoice::Auto,
-            "required" => ToolChoice::Required,
+            "none" => Ok(ToolChoice::None),
+            "auto" if tools.is_empty() => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" if tools.is_empty() => Err(ApiError::invalid(
+                "tool_choice",
+                "there are no 'tools' to choose from",
+            )),
+            "required" => Ok(ToolChoice::Required),
             other => {
                 let problem =
                     format!("expected \"none\", \"auto\", \"required\" or a tool, got {other:?}");
-                return Err(ApiError::invalid("tool_choice", problem));
+                Err(ApiError::invalid("tool_choice", problem))
             }
         },
         Some(Value::Object(choice)) => {
             check_kind("tool_choice", &choice)?;
-            let name = choice.get("function").and_then(|f| f.get("name"));
-            let Some(Value::String(name)) = name else {
-                let problem = "expected the name of a tool";
-                return Err(ApiError::invalid("tool_choice.function.name", problem));
-            };
-            ToolChoice::Named(name.clone())
+            chosen_name("tool_choice", &choice, tools).map(ToolChoice::Named)
         }
-        Some(other) => {
-            return Err(fields.wrong_type("tool_choice", "a string or an object", &other));
+        Some(other) => Err(fields.wrong_type("tool_choice", "a string or an object", &other)),
+    }
+}
+
+/// Reads which of the tools the model may call, and whether it must call one.
+fn read_allowed(
+    choice: Value,
+    tools: &[Value],
+    limits: &ParamLimits,
+) -> Result<(ToolChoice, BTreeSet<String>), ApiError> {
+    let mut choice = Block::new("tool_choice".into(), choice)?;
+    let expected = "expected an object with a mode and tools";
+    let allowed = choice.required_object("allowed_tools", expected)?;
+    let mut allowed = Block::new(choice.path("allowed_tools"), allowed)?;
+    choice.finish(&["type"])?;
+    let choice = match allowed.required_string("mode")?.as_str() {
+        "auto" => ToolChoice::Auto,
+        "required" => ToolChoice::Required,
+        other => {
+            let problem = format!("expected \"auto\" or \"required\", got {other:?}");
+            return Err(ApiError::invalid(allowed.path("mode"), problem));
         }
     };
-    match &choice {
-        ToolChoice::Required if tools.is_empty() => Err(ApiError::invalid(
-            "tool_choice",
-            "there are no 'tools' to choose from",
-        )),
-        ToolChoice::Named(name) if !tools.iter().any(|tool| tool["function"]["name"] == *name) => {
-            let problem = format!("there is no tool {name:?} in 'tools'");
-            Err(ApiError::invalid("tool_choice.function.name", problem))
+    let at = allowed.path("tools");
+    let chosen = match allowed.take("tools") {
+        Some(Value::Array(chosen)) if !chosen.is_empty() => chosen,
+        _ => {
+            return Err(ApiError::invalid(
+                at,
+                "expected a list of at least one tool",
+            ));
         }
-        ToolChoice::None | ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => {
-            Ok(choice)
-        }
+    };
+    allowed.finish(&[])?;
+    at_most(&at, limits.max_tools, chosen.len(), "tools")?;
+    let names = chosen.iter().enumerate().map(|(index, tool)| {
+        let at = format!("{at}[{index}]");
+        let Value::Object(tool) = tool else {
+            return Err(ApiError::invalid(at, "expected an object"));
+        };
+        check_kind(&at, tool)?;
+        chosen_name(&at, tool, tools)
+    });
+    Ok((choice, names.collect::<Result<_, _>>()?))
+}
+
+/// The name in `chosen`, which must be that of one of the `tools`.
+fn chosen_name(at: &str, chosen: &Map<String, Value>, tools: &[Value]) -> Result<String, ApiError> {
+    let at = format!("{at}.function.name");
+    let name = chosen.get("function").and_then(|f| f.get("name"));
+    let Some(Value::String(name)) = name else {
+        return Err(ApiError::invalid(at, "expected the name of a tool"));
+    };
+    if tools.iter().any(|tool| tool["function"]["name"] == *name) {
+        return Ok(name.clone());
     }
+    let problem = format!("there is no tool {name:?} in 'tools'");
+    Err(ApiError::invalid(at, problem))
 }
 
 /// Reads the calls of an assistant message, as templates expect them: the arguments parsed to an object. Arguments that are

@@ -62,22 +62,54 @@ pub(super) fn read_tools(
     match fields.take("tool_choice")? {
         None => {}
         Some(choice @ Value::Object(_)) => {
-            let mut choice = Block::new("tool_choice".into(), choice)?;
-            let kind = choice.required_string("type")?;
-            if kind != "function" {
-                let why = format!("{kind:?} is not available, only \"function\"");
-                return Err(ApiError::unsupported("tool_choice.type", why));
-            }
-            let name = choice.required_string("name")?;
-            choice.finish(&[])?;
-            let choice = json!({"type": "function", "function": {"name": name}});
-            chat.insert("tool_choice".into(), choice);
+            let choice = Block::new("tool_choice".into(), choice)?;
+            chat.insert("tool_choice".into(), read_choice(choice)?);
         }
         Some(other) => {
             chat.insert("tool_choice".into(), other);
         }
     }
     Ok(functions.namespaces)
+}
+
+/// A choice of one function or of several as a chat's.
+fn read_choice(mut choice: Block) -> Result<Value, ApiError> {
+    let of_chat = match choice.required_string("type")?.as_str() {
+        "function" => named(&choice.required_string("name")?),
+        "allowed_tools" => {
+            let allowed = json!({"mode": choice.take("mode"), "tools": read_allowed(&mut choice)?});
+            json!({"type": "allowed_tools", "allowed_tools": allowed})
+        }
+        other => {
+            let why =
+                format!("{other:?} is not available, only \"function\" and \"allowed_tools\"");
+            return Err(ApiError::unsupported(choice.path("type"), why));
+        }
+    };
+    choice.finish(&[])?;
+    Ok(of_chat)
+}
+
+fn read_allowed(choice: &mut Block) -> Result<Vec<Value>, ApiError> {
+    let at = choice.path("tools");
+    let Some(Value::Array(tools)) = choice.take("tools") else {
+        return Err(ApiError::invalid(at, "expected a list of functions"));
+    };
+    let read = |(index, tool): (usize, Value)| {
+        let mut tool = Block::new(format!("{at}[{index}]"), tool)?;
+        let kind = tool.required_string("type")?;
+        if kind != "function" {
+            let why = format!("{kind:?} is not available, only \"function\"");
+            return Err(ApiError::unsupported(tool.path("type"), why));
+        }
+        Ok(named(&tool.required_string("name")?))
+    };
+    tools.into_iter().enumerate().map(read).collect()
+}
+
+/// A chat's choice of a function.
+fn named(name: &str) -> Value {
+    json!({"type": "function", "function": {"name": name}})
 }
 
 /// The functions that were read so far.

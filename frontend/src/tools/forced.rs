@@ -35,10 +35,10 @@ pub fn arguments_schema(tool: &Value) -> Value {
 /// Each tool's schema is a whole entry of `$defs`, and its references are rewritten to point there: references to the
 /// document's root, such as `#`, would otherwise mean the list.
 #[must_use]
-pub fn calls_schema(tools: &[Value], is_parallel: bool) -> Value {
+pub fn calls_schema<'a>(tools: impl IntoIterator<Item = &'a Value>, is_parallel: bool) -> Value {
     let mut definitions = Map::new();
-    let mut calls = Vec::with_capacity(tools.len());
-    for (index, tool) in tools.iter().enumerate() {
+    let mut calls = Vec::new();
+    for (index, tool) in tools.into_iter().enumerate() {
         let definition = format!("tool_{index}");
         let place = format!("#/$defs/{definition}");
         let mut schema = arguments_schema(tool);

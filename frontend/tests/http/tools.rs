@@ -323,6 +323,74 @@ async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
     site.close().await;
 }
 
+/// The model sees the others too, so that its prompt stays in the prefix cache.
+#[tokio::test]
+async fn only_allowed_tools_are_called() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let further = |mode: &str| {
+        let allowed = json!({"mode": mode, "tools": [tool("get_weather")]});
+        let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+        json!({"tools": [tool("get_time"), tool("get_weather")], "tool_choice": choice})
+    };
+    let call = |name: &str| {
+        format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {{}}}}</tool_call>")
+    };
+    let (time, weather) = (call("get_time"), call("get_weather"));
+    for (text, calls, reason) in [
+        (
+            [time.as_str(), &weather].concat(),
+            json!([["get_weather", "{}"]]),
+            "tool_calls",
+        ),
+        (time, json!([]), "stop"),
+    ] {
+        let site = Site::thinking_and_calling(Script::tokens(encode(&text))).await;
+        let body = chat("Weather?", further("auto"));
+        let [plain, streamed] = site.whole_and_streamed(CHAT, body).await;
+        let expected = (json!(["", "", calls]), json!(reason));
+        assert_eq!(whole(&plain), expected, "{text}");
+        assert_eq!(joined(&streamed), expected, "{text}");
+        site.close().await;
+    }
+
+    let engine = Script::tokens(encode("[]")).declaring_guided();
+    let template = "{% for tool in tools %}{{ tool.function.name }};{% endfor %}";
+    let worker = with_template(parsing("hermes", "qwen3"), template);
+    let site = Site::with_worker(config(), worker, engine.clone()).await;
+    let of_chat = chat("Weather?", further("required"));
+    let tools = ["get_time", "get_weather"].map(|name| json!({"type": "function", "name": name}));
+    let of_response = json!({
+        "model": MODEL, "input": "Weather?", "tools": tools,
+        "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [tools[1]]},
+    });
+    for (path, body) in [(CHAT, of_chat), ("/v1/responses", of_response)] {
+        let response = site.post(path, &body).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        let request = engine.requests().pop().expect("a request");
+        let Some(GuidedDecoding::JsonSchema(schema)) = request.guided.as_deref() else {
+            panic!("it is not guided: {request:?}");
+        };
+        let calls = schema["items"]["anyOf"].as_array().expect("calls");
+        assert_eq!(calls.len(), 1, "{schema}");
+        assert_eq!(
+            calls[0]["properties"]["name"],
+            json!({"const": "get_weather"})
+        );
+        let prompt = tokenizer().decode_all(request.tokens().expect("tokens"), false);
+        assert_eq!(prompt.expect("they decode"), "get_time;get_weather;");
+    }
+    for (mode, name, param) in [
+        ("auto", "f", "tool_choice.tools[0].name"),
+        ("none", "get_time", "tool_choice.mode"),
+    ] {
+        let allowed = json!([{"type": "function", "name": name}]);
+        let choice = json!({"type": "allowed_tools", "mode": mode, "tools": allowed});
+        let body = json!({"model": MODEL, "input": "Hi", "tools": tools, "tool_choice": choice});
+        site.post("/v1/responses", &body).await.blames(param);
+    }
+    site.close().await;
+}
+
 /// Completions are text: it is passed unchanged, whatever the model's parsers.
 #[tokio::test]
 async fn completions_are_not_taken_apart() {

@@ -181,16 +181,31 @@ fn mend_tools(body: &mut Map<String, Value>) {
     };
     match choice {
         Value::Object(choice) => {
-            if let Some(function) = choice.get_mut("function") {
-                function["name"] = first.into();
-            } else if choice.contains_key("name") {
-                choice.insert("name".into(), first.into());
+            let several = match choice.get_mut("allowed_tools") {
+                Some(allowed) => allowed.get_mut("tools"),
+                None => choice.get_mut("tools"),
+            };
+            let several = several.and_then(Value::as_array_mut);
+            for one in several.into_iter().flatten() {
+                if let Some(one) = one.as_object_mut() {
+                    name_in_choice(one, first);
+                }
             }
+            name_in_choice(choice, first);
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
     }
     if !has_tools {
         body.remove("tool_choice");
+    }
+}
+
+/// Names the tool in a choice of one.
+fn name_in_choice(choice: &mut Map<String, Value>, name: &str) {
+    if let Some(function) = choice.get_mut("function") {
+        function["name"] = name.into();
+    } else if choice.contains_key("name") {
+        choice.insert("name".into(), name.into());
     }
 }
 
