@@ -77,6 +77,18 @@ impl ToolSchemas {
         self.schema(tool, parameter).is_some()
     }
 
+    /// Splits text into the names of a tool and of a parameter of it. Text that is not these is a tool's name as a whole.
+    pub(super) fn split_key<'a>(&self, text: &'a str) -> (&'a str, &'a str) {
+        let split = |tool: &str| {
+            let key = text.strip_prefix(tool)?;
+            let tool = &text[..tool.len()];
+            self.has_parameter(tool, key).then_some((tool, key))
+        };
+        let longest = self.names().filter_map(split);
+        let longest = longest.max_by_key(|(tool, _)| tool.len());
+        longest.filter(|_| !self.has(text)).unwrap_or((text, ""))
+    }
+
     /// Whether a parameter accepts the type of `value`. A parameter without a schema accepts any.
     fn takes(&self, tool: &str, parameter: &str, value: &Value) -> bool {
         let schema = self.schema(tool, parameter);

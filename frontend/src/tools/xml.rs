@@ -39,6 +39,13 @@ pub(super) struct XmlMarks {
     pub(super) is_on_lines: bool,
 }
 
+impl XmlMarks {
+    /// The end of the key if it is a tag, which says that a key precedes it even if the mark of the key is missing.
+    fn key_end_tag(&self) -> Option<&'static str> {
+        self.key_end.starts_with("</").then_some(self.key_end)
+    }
+}
+
 enum State {
     Outside,
     Name,
@@ -82,6 +89,8 @@ pub(super) struct XmlParser {
     held: String,
     /// The part of an unfinished key or gap that was already scanned.
     passed: String,
+    /// Whether the text between parameters is too long for a key.
+    is_prose: bool,
     /// Whether the text has ended.
     is_over: bool,
     /// Whether the model was cut off.
@@ -102,6 +111,7 @@ impl XmlParser {
             aside_bytes: 0,
             held: String::new(),
             passed: String::new(),
+            is_prose: false,
             is_over: false,
             is_cut: false,
         }
@@ -146,11 +156,13 @@ impl XmlParser {
         }
     }
 
-    /// The name ends at any marker, or at white space if the dialect has no marker for it.
+    /// The name ends at any marker, or at white space if the dialect has no marker for it. If the model omitted the mark of the
+    /// first key, the key follows the name.
     fn name(&mut self, out: &mut Deltas) -> bool {
         let marks = self.marks;
         let own = [marks.call_end, marks.key, marks.call, marks.value_end];
         let others = own.into_iter().chain(marks.ignored.iter().copied());
+        let others = others.chain(marks.key_end_tag());
         let (len, taken) = match scan(&self.held, marks.name_end.into_iter().chain(others)) {
             Scan::Marker { which, start, end } => {
                 let is_end = which == 0 && marks.name_end.is_some();
@@ -173,8 +185,14 @@ impl XmlParser {
         };
         let text = self.cut(taken);
         // Other attributes may follow the name.
-        let name = text[..len].split('"').next().unwrap_or_default();
-        name.trim().clone_into(&mut self.name);
+        let name = text[..len].split('"').next().unwrap_or_default().trim();
+        let is_with_key = |mark: &str| self.held.starts_with(mark);
+        let (name, key) = match marks.key_end_tag().is_some_and(is_with_key) {
+            true => self.tools.split_key(name),
+            false => (name, ""),
+        };
+        name.clone_into(&mut self.name);
+        self.held.insert_str(0, key);
         self.keys.clear();
         self.state = if self.name.is_empty() {
             State::Outside
@@ -189,15 +207,31 @@ impl XmlParser {
         let marks = self.marks;
         let own = [marks.key, marks.call_end, marks.call, marks.value_end];
         let markers = own.into_iter().chain(marks.ignored.iter().copied());
-        let (which, start, end) = match scan(&self.held, markers) {
+        let key_end = marks.key_end_tag();
+        let (which, start, end) = match scan(&self.held, markers.chain(key_end)) {
             Scan::Marker { which, start, end } => (which, start, end),
+            // It may be a key whose mark the model omitted.
+            Scan::Text { sure }
+                if key_end.is_some() && !self.is_prose && sure <= MAX_NAME_BYTES =>
+            {
+                return false;
+            }
             Scan::Text { sure } => {
+                self.is_prose = true;
                 let text = self.cut(sure);
                 self.set_aside(&text);
                 return false;
             }
         };
         let text = self.cut(end);
+        let may_be_key = !std::mem::take(&mut self.is_prose) && start <= MAX_NAME_BYTES;
+        let key = text[..start].trim();
+        if may_be_key && key_end.is_some_and(|mark| &text[start..] == mark) && is_word(key) {
+            key.clone_into(&mut self.key);
+            self.content.markup();
+            self.state = State::Gap;
+            return true;
+        }
         self.set_aside(&text[..start]);
         self.content.markup();
         match which {
@@ -265,7 +299,12 @@ impl XmlParser {
         let Some(mark) = self.marks.value else {
             return false;
         };
-        match scan(&self.held, [mark, self.marks.value_end]) {
+        let marks = self.marks;
+        let next = marks
+            .key_end_tag()
+            .map(|_| [marks.call_end, marks.key, marks.call]);
+        let markers = [mark, marks.value_end].into_iter();
+        match scan(&self.held, markers.chain(next.into_iter().flatten())) {
             Scan::Marker {
                 which: 0,
                 start,
@@ -278,9 +317,18 @@ impl XmlParser {
                 true
             }
             // The model omitted the mark: what came is the value.
-            Scan::Marker { .. } => {
+            Scan::Marker { which: 1, .. } => {
                 let passed = std::mem::take(&mut self.passed);
                 self.held.insert_str(0, &passed);
+                self.begin_value("", out);
+                true
+            }
+            // It omitted the end of the value too.
+            Scan::Marker { start, .. } => {
+                let mut value = std::mem::take(&mut self.passed);
+                value.push_str(&self.held[..start]);
+                let value = [value.trim(), marks.value_end].concat();
+                self.held.replace_range(..start, &value);
                 self.begin_value("", out);
                 true
             }
@@ -451,6 +499,10 @@ impl MarkupParser for XmlParser {
     fn is_in_call(&self) -> bool {
         matches!(self.state, State::Value(_))
     }
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && !text.contains(char::is_whitespace)
 }
 
 fn is_closing(marker: &&str) -> bool {

@@ -120,6 +120,26 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "glm45",
+        "<tool_call>get_weathercity</arg_key><arg_value>Oslo</arg_value>days</arg_key><arg_value>3</arg_value></tool_call>\
+         <tool_call>now</tool_call>",
+        "",
+        TWO,
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather city</arg_key>\n<arg_value>Oslo</arg_value>\nI look. <arg_key>days</arg_key>3\n</tool_call>\
+         <tool_call>now</tool_call>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key></tool_call><tool_call>now</tool_call>",
+        "",
+        &[("get_weather", r#"{"city": ""}"#), NOW],
+    ),
+    (
         "granite",
         "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
         "",
