@@ -68,7 +68,7 @@ const FUNCTION_TAGS: XmlMarks = XmlMarks {
     key_end: ">",
     value: None,
     value_end: "</parameter>",
-    value_stops: Some(["\n</function>", "\n<parameter="]),
+    value_stops: Some(["\n</function>", "\n<parameter=", "\n</parameter"]),
     is_on_lines: true,
 };
 

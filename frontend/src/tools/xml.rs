@@ -33,8 +33,9 @@ pub(super) struct XmlMarks {
     /// Ends the value.
     pub(super) value_end: &'static str,
     /// The end of the call and the beginning of a parameter, each after a line break: they may end a value whose end marker
-    /// the model omitted. The line break belongs to the value.
-    pub(super) value_stops: Option<[&'static str; 2]>,
+    /// the model omitted. And the beginning of the end marker, in case that the rest is wrong. The line break belongs to the
+    /// value.
+    pub(super) value_stops: Option<[&'static str; 3]>,
     /// Whether a value is on lines of its own.
     pub(super) is_on_lines: bool,
 }
@@ -66,6 +67,9 @@ enum Then {
 
 /// An end marker within a value that more white space than this (in bytes) follows does not end the call.
 const MAX_BLANK_BYTES: usize = 64;
+
+/// A wrong end marker is at most this much (in bytes) longer than it should be.
+const MAX_BROKEN_BYTES: usize = 16;
 
 /// A name longer than this (in bytes) is not a name but content.
 const MAX_NAME_BYTES: usize = 1024;
@@ -381,6 +385,15 @@ impl XmlParser {
                 start,
                 end,
             } => (start, end, Then::Close),
+            Scan::Marker {
+                which: 3,
+                start,
+                end,
+            } => match self.broken_end(&self.held[end..]) {
+                Some(0) => (start + 1, start + 1, Then::GoOn),
+                Some(len) => (start + 1, end + len, Then::Close),
+                None => (start, start, Then::Wait),
+            },
             Scan::Marker { which, start, end } => {
                 let rest = &self.held[end..];
                 let is_stop = match which {
@@ -428,6 +441,40 @@ impl XmlParser {
             return self.is_over.then_some(true);
         }
         Some(false)
+    }
+
+    /// The length in bytes of the rest of an end marker, which may be wrong, as in `</parameter/>` and `</parameter1>`: then
+    /// the white space after it counts too, and the next part of the call must follow. 0 if it is no end marker; `None` while
+    /// that is open.
+    fn broken_end(&self, rest: &str) -> Option<usize> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '/');
+        let after = rest.trim_start_matches(is_name);
+        let name_len = rest.len() - after.len();
+        if name_len > MAX_BROKEN_BYTES {
+            return Some(0);
+        }
+        if after.is_empty() {
+            return self.is_over.then_some(0);
+        }
+        let next = match after.strip_prefix('>') {
+            Some(_) if name_len == 0 => return Some(1),
+            Some(next) => next,
+            None => after,
+        };
+        let blank = trim_start_len(next);
+        if blank > MAX_BLANK_BYTES {
+            return Some(0);
+        }
+        let next = &next[blank..];
+        let own = [self.marks.call_end, self.marks.key];
+        let mut parts = own.into_iter().chain(self.marks.ignored.iter().copied());
+        if parts.clone().any(|marker| next.starts_with(marker)) {
+            return Some(rest.len() - next.len());
+        }
+        if parts.any(|marker| marker.starts_with(next)) {
+            return self.is_over.then_some(rest.len() - next.len());
+        }
+        Some(0)
     }
 
     /// Whether a parameter's start marker within a value is real, judged by the text after it: a parameter of the tool that

@@ -433,6 +433,30 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[("get_weather", r#"{"city": "Oslo"}"#)],
     ),
+    // Values whose end markers are wrong.
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter/>\n<parameter=days>\n3\n</parameter1>\n</function>\n\
+         </tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "",
+        TWO,
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter\n<parameter=days>\n3\n</parameter_function>\n\
+         </tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "",
+        TWO,
+    ),
+    (
+        "qwen3_coder",
+        "<function=write_file>\n<parameter=text>\n<a>\n</parameters>\n</parameter\n</a>\n</parameter>\n</function>",
+        "",
+        &[(
+            "write_file",
+            r#"{"text": "<a>\n</parameters>\n</parameter\n</a>"}"#,
+        )],
+    ),
     // Lines that look like such ends, but belong to the value: code about tool calls.
     (
         "qwen3_coder",
