@@ -145,13 +145,21 @@ impl Reader<'_> {
 
     fn string(&mut self, text: &mut String) -> Option<()> {
         let quote = self.next()?;
+        let two = if quote == '"' { "\"\"" } else { "''" };
+        let is_long = self.skip(two);
         loop {
             match self.next()? {
-                c if c == quote => return Some(()),
+                c if c == quote && (!is_long || self.skip(two)) => return Some(()),
                 '\\' => self.escape(text)?,
                 c => text.push(c),
             }
         }
+    }
+
+    fn skip(&mut self, text: &str) -> bool {
+        let rest = self.rest.strip_prefix(text);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
     }
 
     fn escape(&mut self, text: &mut String) -> Option<()> {

@@ -51,8 +51,50 @@ struct CallScan {
     /// The position of the parenthesis after the name.
     open: Option<usize>,
     depth: usize,
-    quote: Option<char>,
+    string: Option<OpenString>,
     is_escaped: bool,
+}
+
+/// A string that is not over.
+#[derive(Clone, Copy)]
+enum OpenString {
+    /// After its first quote, or after two, which are an empty string if no third one follows.
+    Begun { quote: char, is_second: bool },
+    /// Within one quote on each side.
+    Short { quote: char },
+    /// Within three quotes on each side, after this many of the three that end it.
+    Long { quote: char, ending: usize },
+}
+
+impl OpenString {
+    fn begun(quote: char) -> Self {
+        let is_second = false;
+        Self::Begun { quote, is_second }
+    }
+
+    /// Whether it is an empty string, since `next` follows it.
+    fn is_empty_before(self, next: char) -> bool {
+        matches!(self, Self::Begun { quote, is_second: true } if next != quote)
+    }
+
+    /// The string after a further character; `None` if that ends it.
+    fn after(self, c: char) -> Option<Self> {
+        match self {
+            Self::Begun { quote, is_second } if c == quote => Some(if is_second {
+                Self::Long { quote, ending: 0 }
+            } else {
+                let is_second = true;
+                Self::Begun { quote, is_second }
+            }),
+            Self::Begun { quote, .. } => Some(Self::Short { quote }),
+            Self::Short { quote } => (c != quote).then_some(self),
+            Self::Long { quote, ending } if c == quote => {
+                let ending = ending + 1;
+                (ending < 3).then_some(Self::Long { quote, ending })
+            }
+            Self::Long { quote, .. } => Some(Self::Long { quote, ending: 0 }),
+        }
+    }
 }
 
 /// The outcome of a call.
@@ -70,21 +112,17 @@ impl CallScan {
     fn scan(&mut self, text: &str) -> Found {
         for (offset, c) in text[self.at..].char_indices() {
             let here = self.at + offset;
-            match (self.open, self.quote, c) {
-                (None, _, '(') if here > 0 => {
-                    self.open = Some(here);
-                    self.depth = 1;
+            if self.open.is_none() {
+                match c {
+                    '(' if here > 0 => {
+                        self.open = Some(here);
+                        self.depth = 1;
+                    }
+                    _ if c.is_alphanumeric() || matches!(c, '_' | '.' | '-') => {}
+                    _ => return Found::Nothing,
                 }
-                (None, _, _) if c.is_alphanumeric() || matches!(c, '_' | '.' | '-') => {}
-                (None, ..) => return Found::Nothing,
-                (_, Some(_), _) if std::mem::take(&mut self.is_escaped) => {}
-                (_, Some(_), '\\') => self.is_escaped = true,
-                (_, Some(quote), _) if c == quote => self.quote = None,
-                (_, Some(_), _) => {}
-                (_, None, '"' | '\'') => self.quote = Some(c),
-                (_, None, '(' | '[' | '{') => self.depth += 1,
-                (_, None, ')' | ']' | '}') => self.depth -= 1,
-                (_, None, _) => {}
+            } else {
+                self.read(c);
             }
             if here >= MAX_CALL_BYTES {
                 return Found::Nothing;
@@ -98,6 +136,26 @@ impl CallScan {
         }
         self.at = text.len();
         Found::Unfinished
+    }
+
+    /// Reads a character after the opening parenthesis.
+    fn read(&mut self, c: char) {
+        if std::mem::take(&mut self.is_escaped) {
+            return;
+        }
+        let string = self.string.take();
+        match string.filter(|string| !string.is_empty_before(c)) {
+            Some(string) => {
+                self.is_escaped = c == '\\';
+                self.string = string.after(c);
+            }
+            None => match c {
+                '"' | '\'' => self.string = Some(OpenString::begun(c)),
+                '(' | '[' | '{' => self.depth += 1,
+                ')' | ']' | '}' => self.depth -= 1,
+                _ => {}
+            },
+        }
     }
 }
 
@@ -265,6 +323,6 @@ impl MarkupParser for PythonicParser {
     }
 
     fn is_in_call(&self) -> bool {
-        matches!(&self.state, State::Call(scan) if scan.quote.is_some())
+        matches!(&self.state, State::Call(scan) if scan.string.is_some())
     }
 }

@@ -377,6 +377,19 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
     ),
     (
         "pythonic",
+        r#"[write_file(path='', text="""He said: "No (yet)".
+''' \""""), get_weather(city='''it's "" ''')]"#,
+        "",
+        &[
+            (
+                "write_file",
+                r#"{"path":"","text":"He said: \"No (yet)\".\n''' \""}"#,
+            ),
+            ("get_weather", r#"{"city":"it's \"\" "}"#),
+        ],
+    ),
+    (
+        "pythonic",
         "[now(a=12345678901234567890, b=-9_223_372_036_854_775_808, c=1e3)]",
         "",
         &[(
