@@ -1,6 +1,7 @@
 //! Who may send requests: looks up API keys before a handler runs, and sets what browsers may do across origins.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -15,6 +16,9 @@ use super::request_id::{ANTHROPIC_REQUEST_ID, REQUEST_ID, request_id};
 use crate::config::Origin;
 use crate::error::{ApiError, SHOULD_RETRY};
 use crate::keys::Key;
+
+/// How long a browser may go by an answer to its `OPTIONS`. Browsers take two hours at most; without a time, seconds.
+const PREFLIGHT_MAX_AGE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Who sent a request.
 #[derive(Debug, Clone, Default)]
@@ -82,6 +86,7 @@ pub(super) fn cors(origins: &[Origin]) -> Option<CorsLayer> {
         .allow_origin(origins)
         .allow_methods(methods)
         .allow_headers(AllowHeaders::mirror_request())
+        .max_age(PREFLIGHT_MAX_AGE)
         .expose_headers(shown);
     Some(layer)
 }

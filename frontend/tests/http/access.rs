@@ -220,6 +220,7 @@ async fn pages_of_other_origins_ask_if_they_may() {
         if expected.is_some() {
             let headers = response.header("access-control-allow-headers");
             assert_eq!(headers, Some("authorization,content-type"));
+            assert_eq!(response.header("access-control-max-age"), Some("7200"));
         }
         client.send(preflight("https://b.example")).await;
         let response = client.response_to("OPTIONS").await.expect("an answer");
