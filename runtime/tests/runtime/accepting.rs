@@ -1,11 +1,12 @@
-//! Ports that accept nothing.
+//! Ports that accept nothing, and connections whose peers may vanish.
 
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use genset_runtime::TcpAcceptor;
-use tokio::net::TcpListener;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::plane::Log;
 
@@ -29,4 +30,15 @@ async fn that_no_connection_can_be_accepted_is_logged_once_a_minute() {
             .unwrap_err();
     }
     assert_eq!(log.lines(), 2);
+}
+
+#[tokio::test]
+async fn a_peer_that_is_silent_is_asked_whether_it_exists() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let acceptor = TcpAcceptor::new(listener);
+    let (near, (far, _)) = tokio::join!(TcpStream::connect(address), acceptor.accept());
+    assert!(sockopt::socket_keepalive(&far).unwrap());
+    assert!(sockopt::tcp_keepidle(&far).unwrap() < Duration::from_secs(60));
+    drop(near.unwrap());
 }
