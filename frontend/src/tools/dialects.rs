@@ -278,6 +278,28 @@ static DIALECTS: &[ToolDialect] = &[
             is_bare: true,
         },
     ),
+    json(
+        "longcat",
+        &JsonMarks {
+            starts: &["<longcat_tool_call>"],
+            ends: &["</longcat_tool_call>"],
+            ..TAGGED
+        },
+    ),
+    xml(
+        "longcat_flash_lite",
+        &XmlMarks {
+            ignored: &[],
+            call: "<longcat_tool_call>",
+            name_end: None,
+            call_end: "</longcat_tool_call>",
+            key: "<longcat_arg_key>",
+            key_end: "</longcat_arg_key>",
+            value: Some("<longcat_arg_value>"),
+            value_end: "</longcat_arg_value>",
+            ..INVOKES
+        },
+    ),
     xml("minimax_m2", &INVOKES),
     json(
         "mistral",

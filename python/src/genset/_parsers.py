@@ -5,7 +5,8 @@ from __future__ import annotations
 TOOL_PARSERS = (
     "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma4", "gigachat3", "glm45", "granite", "harmony",
     "hermes", "hunyuan_a13b", "internlm", "kimi_k2", "kimi_k3", "lfm2", "llama3_function", "llama3_json", "llama4_pythonic",
-    "minimax_m2", "mistral", "nemotron_json", "olmo3", "phi4", "pythonic", "qwen3_coder", "seed_oss", "step3", "none",
+    "longcat", "longcat_flash_lite", "minimax_m2", "mistral", "nemotron_json", "olmo3", "phi4", "pythonic", "qwen3_coder",
+    "seed_oss", "step3", "none",
 )
 TOOL_ALIASES = (
     "cohere_command3", "deepseek", "deepseek_v4", "deepseekv3", "deepseekv31", "deepseekv32", "deepseekv4", "ernie45", "gemma3", "glm",

@@ -323,6 +323,21 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         &[],
     ),
     (
+        "longcat",
+        "I look.\n<longcat_tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}\n</longcat_tool_call>\n\
+         <longcat_tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</longcat_tool_call>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "longcat_flash_lite",
+        "I look.\n<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Oslo</longcat_arg_value>\n\
+         <longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>\n\
+         <longcat_tool_call>now\n</longcat_tool_call>",
+        "I look.",
+        TWO,
+    ),
+    (
         "minimax_m2",
         "I look.\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Oslo</parameter>\n\
          <parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
