@@ -24,6 +24,7 @@ pub mod inbox;
 pub mod kv;
 pub mod log_limit;
 pub mod machine;
+pub mod memory;
 mod named;
 pub mod output;
 pub mod ports;

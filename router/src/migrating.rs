@@ -6,11 +6,9 @@
 //! instance, the request waits here for one.
 //!
 //! - `resume` is pure: the kept tokens, and the request that resumes from them.
-//! - `budget` bounds the memory of all kept tokens.
 //! - `stream` carries one answer across its instances.
 //! - `metrics` counts migrations, their reasons, and failures to migrate.
 
-mod budget;
 mod metrics;
 mod resume;
 mod stream;
@@ -21,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use genset_backend_common::memory::Memory;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, GenerateRequest, MetricsRegistry, ModelCard, OutputStream, RequestContext,
@@ -29,7 +28,6 @@ use genset_backend_common::{
 use genset_runtime::{byte_count, in_bytes, in_seconds, positive_seconds};
 use tokio_util::sync::CancellationToken;
 
-use self::budget::Budget;
 use self::metrics::{MigrationMetrics, ModelMetrics};
 use self::resume::Kept;
 pub(crate) use self::resume::{continued, without_seam};
@@ -67,7 +65,7 @@ impl Default for MigrationConfig {
 #[derive(Debug, Clone)]
 pub struct Migrations {
     config: MigrationConfig,
-    budget: Arc<Budget>,
+    budget: Arc<Memory>,
     metrics: MigrationMetrics,
     /// Cancelled once no instance can take a request over any more.
     nobody_comes: CancellationToken,
@@ -80,7 +78,7 @@ impl Migrations {
         let metrics = MigrationMetrics::register(registry);
         Self {
             config,
-            budget: Arc::new(Budget::new(config.max_kept_bytes, metrics.kept_bytes())),
+            budget: Memory::of_process(config.max_kept_bytes, metrics.kept_bytes()),
             metrics,
             nobody_comes: CancellationToken::new(),
         }

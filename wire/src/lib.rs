@@ -8,7 +8,6 @@
 
 mod frame;
 mod greeting;
-mod memory;
 mod outbox;
 mod payload;
 
@@ -16,8 +15,8 @@ pub use frame::{
     Frame, FrameDecoder, FrameError, FrameKind, HEADER_BYTES, MAX_FRAME_BYTES, encode_frame,
     encode_header,
 };
+pub use genset_backend_common::memory::{HeldBytes, Memory};
 pub use greeting::{Greeting, GreetingError, MAX_GREETING_BYTES};
-pub use memory::{HeldBytes, Memory};
 pub use outbox::{Batch, Outbox};
 pub use payload::{
     Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, Leaving, MAX_HEAD_BYTES, MIN_PROTOCOL_VERSION,

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::{Buf, Bytes, BytesMut};
+use genset_backend_common::memory::{HeldBytes, Memory};
 use parking_lot::Mutex;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
 use crate::frame::{FrameError, FrameKind, encode_frame, encode_header};
-use crate::memory::{HeldBytes, Memory};
 
 /// Capacity that an empty buffer keeps; larger buffers are freed after a burst.
 const KEEP_BYTES: usize = 64 << 10;

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
+use genset_backend_common::memory::{HeldBytes, Memory};
 use genset_backend_common::output::{Finish, Finished};
 use genset_backend_common::{
     Capabilities, GenerateRequest, Input, Output, TokenId, request::NotResumable,
 };
-
-use super::budget::{Budget, Share};
 
 const TOKEN_BYTES: usize = size_of::<TokenId>();
 
@@ -46,7 +45,10 @@ impl Stuck {
 #[derive(Debug)]
 pub(super) enum Kept {
     /// All of its tokens so far.
-    Tokens { tokens: Vec<TokenId>, share: Share },
+    Tokens {
+        tokens: Vec<TokenId>,
+        share: HeldBytes,
+    },
     /// Nothing was streamed yet; once something is, the request cannot resume, for this reason.
     Nothing(NotResumable),
     /// It can no longer migrate.
@@ -55,20 +57,18 @@ pub(super) enum Kept {
 
 impl Kept {
     /// Starts keeping. The prompt counts too: no one else may hold it when it is sent again.
-    pub(super) fn of(request: &GenerateRequest, can: &Capabilities, budget: &Arc<Budget>) -> Self {
+    pub(super) fn of(request: &GenerateRequest, can: &Capabilities, budget: &Arc<Memory>) -> Self {
         if let Err(why) = can.resumes(request) {
             return Self::Nothing(why);
         }
         let Input::Tokens(prompt) = &request.input else {
             return Self::Nothing(NotResumable::NotTokens);
         };
-        let mut share = Share::new(budget);
-        if share.try_grow(prompt.len() * TOKEN_BYTES) {
-            let tokens = Vec::new();
-            Self::Tokens { tokens, share }
-        } else {
-            Self::Lost(Stuck::NotKept)
-        }
+        let Some(share) = budget.try_hold(prompt.len() * TOKEN_BYTES) else {
+            return Self::Lost(Stuck::NotKept);
+        };
+        let tokens = Vec::new();
+        Self::Tokens { tokens, share }
     }
 
     /// Records what is streamed. Costs a copy of the ids, and an allocation when the capacity doubles.
@@ -80,7 +80,7 @@ impl Kept {
                 let missing = (tokens.len() + ids.len()).saturating_sub(tokens.capacity());
                 if missing > 0 {
                     let room = missing.max(tokens.capacity()).max(FIRST_TOKENS);
-                    if !share.try_grow(room * TOKEN_BYTES) {
+                    if !share.grow_by(room * TOKEN_BYTES) {
                         *self = Self::Lost(Stuck::NotKept);
                         return;
                     }

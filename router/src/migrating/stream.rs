@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
+use genset_backend_common::memory::Memory;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineError, ErrorKind, GenerateRequest, Output, OutputStream,
     RequestContext,
@@ -15,7 +16,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::MigrationConfig;
-use super::budget::Budget;
 use super::metrics::ModelMetrics;
 use super::resume::{GoesOn, Kept, Stuck, resume, without_seam};
 use crate::patience::Patience;
@@ -33,7 +33,7 @@ pub(super) struct Parts {
     pub(super) capabilities: Capabilities,
     pub(super) config: MigrationConfig,
     pub(super) metrics: ModelMetrics,
-    pub(super) budget: Arc<Budget>,
+    pub(super) budget: Arc<Memory>,
     pub(super) nobody_comes: CancellationToken,
 }
 

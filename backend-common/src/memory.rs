@@ -1,12 +1,12 @@
-//! [`Memory`]: how much memory peers may use: one budget for the process, and a part of it for each connection.
+//! [`Memory`]: how much memory a process may use for one purpose, such as what peers send: one budget, and parts of it, such as
+//! one for each connection.
 //!
-//! A holder reserves bytes first, and is refused at once if they do not fit. The stream then fails as overloaded; its
-//! connection and all other streams continue.
+//! A holder reserves bytes first, and is refused at once if they do not fit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use genset_backend_common::prometheus::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::Gauge;
 
 /// A budget of bytes.
 #[derive(Debug)]
@@ -58,7 +58,8 @@ impl Memory {
     }
 
     /// Returns an empty reservation, which may grow.
-    pub(crate) fn hold_nothing(self: &Arc<Self>) -> HeldBytes {
+    #[must_use]
+    pub fn hold_nothing(self: &Arc<Self>) -> HeldBytes {
         HeldBytes {
             memory: Arc::clone(self),
             bytes: 0,
@@ -89,16 +90,21 @@ impl Memory {
 }
 
 impl HeldBytes {
-    /// Grows the reservation to `bytes` if it is smaller; returns whether it now holds them.
-    pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
-        let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else {
-            return true;
-        };
+    /// Reserves `more` bytes; returns whether they fit.
+    #[must_use]
+    pub fn grow_by(&mut self, more: usize) -> bool {
         let is_held = self.memory.take(more);
         if is_held {
-            self.bytes = bytes;
+            self.bytes += more;
         }
         is_held
+    }
+
+    /// Grows the reservation to `bytes` if it is smaller; returns whether it now holds them.
+    #[must_use]
+    pub fn grow_to(&mut self, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(self.bytes);
+        more == 0 || self.grow_by(more)
     }
 }
 
