@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use genset_backend_common::{CancelReason, ErrorKind, RequestContext};
+use genset_backend_common::{ErrorKind, RequestContext};
 use genset_runtime::plane::{ResponseStream, WireConfig};
 use genset_wire::{
-    Cancel, FrameKind, GoAwayCode, RequestHead, WireError, decode_payload, encode_payload,
-    encode_request,
+    FrameKind, GoAwayCode, RequestHead, WireError, decode_payload, encode_payload, encode_request,
 };
 
-use super::scripted::{Peer, frame, hello, ping, request};
+use super::scripted::{Peer, cancel, frame, hello, ping, request};
 use super::suite::{name, serve};
 use super::victim::Victim;
 use crate::plane::deaf;
@@ -100,21 +99,17 @@ async fn forty_thousand_requests_leave_nothing_behind() {
     let mut victim = Victim::start(deaf()).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
     let known = request("hang", 0);
+    let cancel = encode_payload(&cancel(true)).unwrap();
     let mut answered = 0;
     for batch in 0..REQUESTS / 1000 {
         let mut bytes = Vec::new();
         for stream in (1..=1000).map(|index| batch * 1000 + index) {
             // Every other one is for an existing endpoint, and its stream is dropped again.
             if stream % 2 == 0 {
-                let cancel = Cancel {
-                    reason: CancelReason::Client,
-                    discard: true,
-                };
-                let cancel = encode_payload(&cancel).unwrap();
-                bytes.extend_from_slice(&frame(FrameKind::Request, stream, &known));
-                bytes.extend_from_slice(&frame(FrameKind::Cancel, stream, &cancel));
+                bytes.extend(frame(FrameKind::Request, stream, &known));
+                bytes.extend(frame(FrameKind::Cancel, stream, &cancel));
             } else {
-                bytes.extend_from_slice(&frame(FrameKind::Request, stream, &request("no", 1)));
+                bytes.extend(frame(FrameKind::Request, stream, &request("no", 1)));
             }
         }
         peer.send_bytes(&bytes).await;
@@ -150,11 +145,8 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
             headers: [("x".into(), "y".repeat(8 << 20))].into(),
             ..head("hang")
         };
-        frame(
-            FrameKind::Request,
-            stream,
-            &encode_request(&head, &[0xc0]).unwrap(),
-        )
+        let request = encode_request(&head, &[0xc0]).unwrap();
+        frame(FrameKind::Request, stream, &request)
     };
     for stream in 1..=40 {
         peer.send_bytes(&swollen(stream)).await;
@@ -164,13 +156,7 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     }
     // Bodies count four times until their stream ends; three of these fit.
     let body = encode_payload(&bytes::Bytes::from(vec![1; 10 << 20])).unwrap();
-    let bulky = |stream| {
-        frame(
-            FrameKind::Request,
-            stream,
-            &encode_request(&head("take"), &body).unwrap(),
-        )
-    };
+    let bulky = encode_request(&head("take"), &body).unwrap();
     let taking = |_: bytes::Bytes, _ctx: RequestContext| {
         let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(stream::pending()));
         std::future::ready(Ok(items))
@@ -178,7 +164,7 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     let _taking = serve(&*victim.pair.callee, &name("take"), 1, taking).await;
     let (mut taken, mut refused) = (Vec::new(), 0);
     for stream in 101..=110 {
-        peer.send_bytes(&bulky(stream)).await;
+        peer.send_frame(FrameKind::Request, stream, &bulky).await;
         let answer = peer.next().await.unwrap();
         if answer.kind == FrameKind::Item {
             taken.push(stream);
@@ -190,15 +176,11 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     }
     assert_eq!((taken.len(), refused), (3, 7));
     for stream in taken {
-        let cancel = Cancel {
-            reason: CancelReason::Client,
-            discard: true,
-        };
-        peer.send(FrameKind::Cancel, stream, &cancel).await;
+        peer.send(FrameKind::Cancel, stream, &cancel(true)).await;
     }
     let left = "genset_wire_memory_bytes 4";
     until(|| victim.metrics.encode().contains(left)).await;
-    peer.send_bytes(&bulky(200)).await;
+    peer.send_frame(FrameKind::Request, 200, &bulky).await;
     assert_eq!(peer.expect(FrameKind::Item).await.stream, 200);
     victim.is_well().await;
 }
@@ -222,8 +204,7 @@ async fn a_request_counts_by_what_it_becomes() {
         (2, tokens, ErrorKind::InvalidArgument),
     ] {
         let request = encode_request(&head("hang"), &body).unwrap();
-        peer.send_bytes(&frame(FrameKind::Request, stream, &request))
-            .await;
+        peer.send_frame(FrameKind::Request, stream, &request).await;
         let refused = peer.expect(FrameKind::Error).await;
         let error: WireError = decode_payload(&refused.payload).unwrap();
         assert_eq!(error.kind, kind, "{}", error.message);
@@ -324,23 +305,12 @@ async fn strangers_keep_no_caller_out() {
 async fn a_flood_of_cancels_and_credits_delays_nobody() {
     let mut victim = Victim::start(deaf()).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
-    let cancel = Cancel {
-        reason: CancelReason::Client,
-        discard: true,
-    };
-    let credit = genset_wire::Credit { items: 1 };
+    let cancel = encode_payload(&cancel(true)).unwrap();
+    let credit = encode_payload(&genset_wire::Credit { items: 1 }).unwrap();
     let mut flood = Vec::new();
     for stream in 1..=10_000 {
-        flood.extend_from_slice(&frame(
-            FrameKind::Cancel,
-            stream,
-            &encode_payload(&cancel).unwrap(),
-        ));
-        flood.extend_from_slice(&frame(
-            FrameKind::Credit,
-            stream,
-            &encode_payload(&credit).unwrap(),
-        ));
+        flood.extend(frame(FrameKind::Cancel, stream, &cancel));
+        flood.extend(frame(FrameKind::Credit, stream, &credit));
     }
     for _ in 0..5 {
         peer.send_bytes(&flood).await;

@@ -14,15 +14,14 @@ use genset_backend_common::{
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{RequestPlane, ResponseStream, WireConfig, WireSecret};
 use genset_wire::{
-    Auth, Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request,
-    encode_payload,
+    Auth, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request, encode_payload,
 };
 use proptest::prelude::*;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::scripted::{FOUR_GIGABYTES, Peer, error, frame, hello, ping, until_counted};
+use super::scripted::{FOUR_GIGABYTES, Peer, cancel, error, frame, hello, ping, until_counted};
 use super::suite::{Pair, border::deaf, count};
 use crate::support::{ctx, over_tcp, soon};
 
@@ -172,7 +171,7 @@ async fn a_half_open_connection_is_given_up_once_for_all_who_wait() {
 async fn what_answers_otherwise_than_a_worker_cannot_be_connected_to() {
     let greeting = |hello: &Hello| {
         let payload = encode_payload(hello).unwrap();
-        frame(FrameKind::Hello, 0, &payload).to_vec()
+        frame(FrameKind::Hello, 0, &payload)
     };
     let go_away = GoAway {
         code: GoAwayCode::Limit,
@@ -199,15 +198,15 @@ async fn what_answers_otherwise_than_a_worker_cannot_be_connected_to() {
             b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
         ),
         ("not speak this protocol", FOUR_GIGABYTES.to_vec()),
-        ("not speak this protocol", ping(FrameKind::Ping).to_vec()),
+        ("not speak this protocol", ping(FrameKind::Ping)),
         (
             "not speak this protocol",
-            frame(FrameKind::Hello, 0, b"hello").to_vec(),
+            frame(FrameKind::Hello, 0, b"hello"),
         ),
         ("we speak 1 to 1, the peer 2 to 3", greeting(&newer)),
         ("at most", greeting(&tiny)),
         ("--wire-secret-file", greeting(&wants_secret)),
-        ("too many of you", refusal.to_vec()),
+        ("too many of you", refusal),
         ("closed the connection", Vec::new()),
     ];
     let trap = Trap::set(deaf()).await;
@@ -254,8 +253,7 @@ async fn a_worker_that_does_not_prove_the_secret_is_refused() {
             peer.send(FrameKind::Hello, 0, &claim).await;
             let theirs = peer.expect(FrameKind::Auth).await;
             if reflects {
-                peer.send_bytes(&frame(FrameKind::Auth, 0, &theirs.payload))
-                    .await;
+                peer.send_frame(FrameKind::Auth, 0, &theirs.payload).await;
             } else {
                 peer.send(FrameKind::Auth, 0, &zeros).await;
             }
@@ -296,7 +294,7 @@ async fn a_newer_worker_that_speaks_our_version_too_is_understood() {
             max_frame_bytes: 1 << 20,
             zones: vec!["a"],
         };
-        peer.send_bytes(&frame(FrameKind::Unknown(60), 0, b"of tomorrow"))
+        peer.send_frame(FrameKind::Unknown(60), 0, b"of tomorrow")
             .await;
         peer.send(FrameKind::Hello, 0, &newer).await;
         let request = peer.expect(FrameKind::Request).await;
@@ -305,7 +303,7 @@ async fn a_newer_worker_that_speaks_our_version_too_is_understood() {
             (head.endpoint.as_str(), head.instance),
             ("test.worker.generate", 1)
         );
-        peer.send_bytes(&frame(FrameKind::Unknown(99), 1, &[0xc1; 100]))
+        peer.send_frame(FrameKind::Unknown(99), 1, &[0xc1; 100])
             .await;
         peer.send(FrameKind::Item, 1, &5u32).await;
         let error = NewerError {
@@ -327,8 +325,7 @@ async fn a_newer_worker_that_speaks_our_version_too_is_understood() {
     // The connection continues.
     let again = async {
         let request = peer.expect(FrameKind::Request).await;
-        peer.send_bytes(&frame(FrameKind::End, request.stream, &[]))
-            .await;
+        peer.send_frame(FrameKind::End, request.stream, &[]).await;
     };
     let (response, ()) = tokio::join!(trap.call(), again);
     let rest: Vec<u32> = soon(response.unwrap().try_collect()).await.unwrap();
@@ -368,33 +365,18 @@ async fn a_connection_that_ends_disconnects_at_once_wherever_it_is_cut() {
 
 #[tokio::test]
 async fn a_worker_that_breaks_the_protocol_is_left_and_told_why() {
-    let cancel = encode_payload(&Cancel {
-        reason: CancelReason::Client,
-        discard: true,
-    });
-    let credit = encode_payload(&Credit { items: 1 });
+    let cancel = encode_payload(&cancel(true)).unwrap();
+    let credit = encode_payload(&Credit { items: 1 }).unwrap();
     let window = WireConfig::default().window_items as usize;
     let item = frame(FrameKind::Item, 1, &encode_payload(&1u32).unwrap());
     let crimes: Vec<(&str, Vec<u8>)> = vec![
         ("more items than it had credit for", item.repeat(window + 1)),
-        (
-            "Request from a callee",
-            frame(FrameKind::Request, 3, &[]).to_vec(),
-        ),
-        (
-            "Cancel from a callee",
-            frame(FrameKind::Cancel, 1, &cancel.unwrap()).to_vec(),
-        ),
-        (
-            "Credit from a callee",
-            frame(FrameKind::Credit, 1, &credit.unwrap()).to_vec(),
-        ),
-        (
-            "Hello after the handshake",
-            frame(FrameKind::Hello, 0, &[]).to_vec(),
-        ),
+        ("Request from a callee", frame(FrameKind::Request, 3, &[])),
+        ("Cancel from a callee", frame(FrameKind::Cancel, 1, &cancel)),
+        ("Credit from a callee", frame(FrameKind::Credit, 1, &credit)),
+        ("Hello after the handshake", frame(FrameKind::Hello, 0, &[])),
         ("over the limit", FOUR_GIGABYTES.to_vec()),
-        ("Error: ", frame(FrameKind::Error, 1, b"oops").to_vec()),
+        ("Error: ", frame(FrameKind::Error, 1, b"oops")),
     ];
     let trap = Trap::set(deaf()).await;
     for (times, (reason, bytes)) in (1..).zip(crimes) {
@@ -425,9 +407,9 @@ async fn frames_of_streams_that_nobody_reads_are_dropped() {
         peer.send(FrameKind::Item, stream, &1u32).await;
         let error = WireError::from(&EngineError::internal("no"));
         peer.send(FrameKind::Error, stream, &error).await;
-        peer.send_bytes(&frame(FrameKind::End, stream, &[])).await;
+        peer.send_frame(FrameKind::End, stream, &[]).await;
     }
-    peer.send_bytes(&frame(FrameKind::End, 1, &[])).await;
+    peer.send_frame(FrameKind::End, 1, &[]).await;
     assert!(soon(response.next()).await.is_none());
 }
 
@@ -438,10 +420,9 @@ async fn an_item_that_is_none_is_an_error_of_its_stream_alone() {
     let (mut response, mut peer) = trap.open().await;
     let beside = async {
         let request = peer.expect(FrameKind::Request).await;
-        peer.send_bytes(&frame(FrameKind::Item, 1, &[0xc1])).await;
+        peer.send_frame(FrameKind::Item, 1, &[0xc1]).await;
         peer.send(FrameKind::Item, request.stream, &3u32).await;
-        peer.send_bytes(&frame(FrameKind::End, request.stream, &[]))
-            .await;
+        peer.send_frame(FrameKind::End, request.stream, &[]).await;
     };
     let (other, ()) = tokio::join!(trap.call(), beside);
     let error = soon(response.next()).await.unwrap().unwrap_err();
@@ -463,7 +444,7 @@ async fn a_worker_that_shuts_down_gets_no_more_requests_on_that_connection() {
     peer.send(FrameKind::Item, 1, &1u32).await;
     assert_eq!(soon(response.next()).await.unwrap().unwrap(), 1);
     let (_elsewhere, _other) = trap.open().await;
-    peer.send_bytes(&frame(FrameKind::End, 1, &[])).await;
+    peer.send_frame(FrameKind::End, 1, &[]).await;
     assert!(soon(response.next()).await.is_none());
 }
 
@@ -483,7 +464,7 @@ proptest! {
         runtime.block_on(async {
             let trap = Trap::set(deaf()).await;
             let bytes = if framed {
-                frame(FrameKind::from_code(kind), 1, &garbage).to_vec()
+                frame(FrameKind::from_code(kind), 1, &garbage)
             } else {
                 garbage
             };

@@ -1,10 +1,9 @@
 //! Callers that greet properly and then break the protocol: they get the reason, are disconnected, and do no harm to others.
 
-use genset_backend_common::CancelReason;
-use genset_wire::{Cancel, Credit, FrameKind, GoAwayCode, encode_payload};
+use genset_wire::{Credit, FrameKind, GoAwayCode, encode_payload};
 use proptest::prelude::*;
 
-use super::scripted::{FOUR_GIGABYTES, Peer, frame, hello, request};
+use super::scripted::{FOUR_GIGABYTES, Peer, cancel, frame, hello, request};
 use super::victim::Victim;
 use crate::plane::{deaf, wary};
 use crate::support::{soon, until};
@@ -14,46 +13,34 @@ async fn breaking_the_protocol_ends_the_connection_and_says_why() {
     let credit = |items| encode_payload(&Credit { items }).unwrap();
     let again = frame(FrameKind::Request, 1, &request("hang", 5));
     let greeting = frame(FrameKind::Hello, 0, &encode_payload(&hello()).unwrap());
-    let mut too_much_credit = frame(FrameKind::Credit, 1, &credit(1 << 20)).to_vec();
-    too_much_credit.extend_from_slice(&frame(FrameKind::Credit, 1, &credit(u32::MAX)));
+    let mut too_much_credit = frame(FrameKind::Credit, 1, &credit(1 << 20));
+    too_much_credit.extend(frame(FrameKind::Credit, 1, &credit(u32::MAX)));
     let mut deep = request("generate", 1);
     deep.splice(0..0, vec![0x91; 200_000]);
     let crimes: Vec<(&str, Vec<u8>)> = vec![
-        ("stream 1 was opened twice", again.to_vec()),
+        ("stream 1 was opened twice", again),
         (
             "stream 0",
-            frame(FrameKind::Request, 0, &request("hang", 5)).to_vec(),
+            frame(FrameKind::Request, 0, &request("hang", 5)),
         ),
-        (
-            "Item from a caller",
-            frame(FrameKind::Item, 1, &[0]).to_vec(),
-        ),
-        ("End from a caller", frame(FrameKind::End, 1, &[]).to_vec()),
-        (
-            "Error from a caller",
-            frame(FrameKind::Error, 1, &[]).to_vec(),
-        ),
-        ("Hello after the handshake", greeting.to_vec()),
-        (
-            "Auth after the handshake",
-            frame(FrameKind::Auth, 0, &[]).to_vec(),
-        ),
+        ("Item from a caller", frame(FrameKind::Item, 1, &[0])),
+        ("End from a caller", frame(FrameKind::End, 1, &[])),
+        ("Error from a caller", frame(FrameKind::Error, 1, &[])),
+        ("Hello after the handshake", greeting),
+        ("Auth after the handshake", frame(FrameKind::Auth, 0, &[])),
         ("over the limit", FOUR_GIGABYTES.to_vec()),
         ("does not speak this protocol", vec![0; 4]),
-        ("Request: ", frame(FrameKind::Request, 2, b"\xc1").to_vec()),
-        ("Request: ", frame(FrameKind::Request, 2, &deep).to_vec()),
-        ("Cancel: ", frame(FrameKind::Cancel, 1, b"no").to_vec()),
-        ("Credit: ", frame(FrameKind::Credit, 1, b"").to_vec()),
+        ("Request: ", frame(FrameKind::Request, 2, b"\xc1")),
+        ("Request: ", frame(FrameKind::Request, 2, &deep)),
+        ("Cancel: ", frame(FrameKind::Cancel, 1, b"no")),
+        ("Credit: ", frame(FrameKind::Credit, 1, b"")),
         ("credit for more than", too_much_credit),
-        (
-            "Ping of 4097",
-            frame(FrameKind::Ping, 0, &[0; 4097]).to_vec(),
-        ),
+        ("Ping of 4097", frame(FrameKind::Ping, 0, &[0; 4097])),
         (
             "Credit of 100000 bytes",
             frame(FrameKind::Credit, 1, &[0; 100_000])[..10].to_vec(),
         ),
-        ("decode", frame(FrameKind::GoAway, 0, b"bye").to_vec()),
+        ("decode", frame(FrameKind::GoAway, 0, b"bye")),
     ];
     let mut victim = Victim::start(deaf()).await;
     for (times, (reason, bytes)) in (1..).zip(crimes) {
@@ -77,11 +64,8 @@ async fn unknown_streams_are_nobodys_and_harm_nobody() {
     for stream in [0, 1, 99, u32::MAX] {
         peer.send(FrameKind::Credit, stream, &Credit { items: 3 })
             .await;
-        let cancel = Cancel {
-            reason: CancelReason::Client,
-            discard: stream % 2 == 0,
-        };
-        peer.send(FrameKind::Cancel, stream, &cancel).await;
+        peer.send(FrameKind::Cancel, stream, &cancel(stream % 2 == 0))
+            .await;
     }
     peer.request(7, "hang", 1).await;
     assert_eq!(peer.expect(FrameKind::Item).await.stream, 7);
@@ -100,15 +84,9 @@ async fn a_peer_that_stops_in_mid_frame_counts_as_dead() {
 
 /// The frames of an honest caller's conversation.
 fn conversation() -> Vec<Vec<u8>> {
-    let cancel = |discard| {
-        encode_payload(&Cancel {
-            reason: CancelReason::Client,
-            discard,
-        })
-        .unwrap()
-    };
+    let cancel = |discard| encode_payload(&cancel(discard)).unwrap();
     let credit = encode_payload(&Credit { items: 9 }).unwrap();
-    [
+    vec![
         frame(FrameKind::Hello, 0, &encode_payload(&hello()).unwrap()),
         frame(FrameKind::Request, 1, &request("hang", 1)),
         frame(FrameKind::Credit, 1, &credit),
@@ -117,9 +95,6 @@ fn conversation() -> Vec<Vec<u8>> {
         frame(FrameKind::Ping, 0, &[1, 2, 3]),
         frame(FrameKind::Cancel, 1, &cancel(true)),
     ]
-    .into_iter()
-    .map(|bytes| bytes.to_vec())
-    .collect()
 }
 
 /// A conversation with an error: garbage between its frames, or within one.

@@ -1,10 +1,10 @@
 //! [`Peer`]: an end of a TCP connection that sends the bytes of a test, valid or not.
 
 use bytes::BytesMut;
-use genset_backend_common::{EngineError, MetricsRegistry};
+use genset_backend_common::{CancelReason, EngineError, MetricsRegistry};
 use genset_wire::{
-    Frame, FrameDecoder, FrameKind, GoAway, Hello, RequestHead, decode_payload, encode_frame,
-    encode_payload, encode_request,
+    Cancel, Frame, FrameDecoder, FrameKind, GoAway, Hello, RequestHead, decode_payload,
+    encode_frame, encode_payload, encode_request,
 };
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -57,7 +57,11 @@ impl Peer {
 
     pub(super) async fn send(&mut self, kind: FrameKind, stream: u32, value: &impl Serialize) {
         let payload = encode_payload(value).unwrap();
-        self.send_bytes(&frame(kind, stream, &payload)).await;
+        self.send_frame(kind, stream, &payload).await;
+    }
+
+    pub(super) async fn send_frame(&mut self, kind: FrameKind, stream: u32, payload: &[u8]) {
+        self.send_bytes(&frame(kind, stream, payload)).await;
     }
 
     /// Sends raw bytes. If the other end has gone, reading shows it.
@@ -73,8 +77,7 @@ impl Peer {
     /// Opens a stream to `endpoint` of instance 1 with an empty request.
     pub(super) async fn request(&mut self, stream: u32, endpoint: &str, credit: u32) {
         let payload = request(endpoint, credit);
-        self.send_bytes(&frame(FrameKind::Request, stream, &payload))
-            .await;
+        self.send_frame(FrameKind::Request, stream, &payload).await;
     }
 
     /// Ends its sending direction, and still reads.
@@ -150,15 +153,21 @@ pub(super) fn hello() -> Hello {
 }
 
 /// A frame's bytes.
-pub(super) fn frame(kind: FrameKind, stream: u32, payload: &[u8]) -> BytesMut {
+pub(super) fn frame(kind: FrameKind, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = BytesMut::new();
     encode_frame(kind, stream, payload, &mut bytes).unwrap();
-    bytes
+    bytes.to_vec()
 }
 
 /// The bytes of a `Ping` or a `Pong`.
-pub(super) fn ping(kind: FrameKind) -> BytesMut {
+pub(super) fn ping(kind: FrameKind) -> Vec<u8> {
     frame(kind, 0, &[])
+}
+
+/// The cancel of a client, which reads on or discards the rest.
+pub(super) fn cancel(discard: bool) -> Cancel {
+    let reason = CancelReason::Client;
+    Cancel { reason, discard }
 }
 
 /// The payload of a request for `()` to `endpoint` of instance 1.

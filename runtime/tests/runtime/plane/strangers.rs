@@ -57,9 +57,7 @@ async fn a_stranger_that_says_too_little_is_given_up() {
     let mut slow = Peer::dial(victim.process()).await;
     slow.send_bytes(&[0, 0, 0, 40, 0, 0]).await;
     let mut chatty = Peer::dial(victim.process()).await;
-    chatty
-        .send_bytes(&frame(FrameKind::Unknown(200), 0, b"?"))
-        .await;
+    chatty.send_frame(FrameKind::Unknown(200), 0, b"?").await;
     for peer in [&mut silent, &mut slow, &mut chatty] {
         assert!(peer.bytes_to_the_end().await.is_empty());
     }
@@ -108,7 +106,7 @@ async fn a_newer_caller_that_speaks_our_version_too_is_served() {
     }
     let victim = Victim::start(deaf()).await;
     let mut peer = Peer::dial(victim.process()).await;
-    peer.send_bytes(&frame(FrameKind::Unknown(60), 0, b"a greeting of tomorrow"))
+    peer.send_frame(FrameKind::Unknown(60), 0, b"a greeting of tomorrow")
         .await;
     let newer = NewerHello {
         version: 2,
@@ -120,7 +118,7 @@ async fn a_newer_caller_that_speaks_our_version_too_is_served() {
     let answer: Hello = decode_payload(&peer.expect(FrameKind::Hello).await.payload).unwrap();
     assert_eq!((answer.min_version, answer.version), (1, 1));
 
-    peer.send_bytes(&frame(FrameKind::Unknown(77), 5, &[0xc1; 300]))
+    peer.send_frame(FrameKind::Unknown(77), 5, &[0xc1; 300])
         .await;
     let head = NewerHead {
         endpoint: "test.worker.generate",
@@ -215,7 +213,7 @@ async fn strangers_do_not_fill_the_log() {
         let mut rude = Peer::greeted_by(victim.process()).await;
         rude.request(1, "nothing", 1).await;
         rude.expect(FrameKind::Error).await;
-        rude.send_bytes(&frame(FrameKind::End, 1, &[])).await;
+        rude.send_frame(FrameKind::End, 1, &[]).await;
         assert!(rude.told_at_the_end().await.is_some());
         victim.counts("ended_connections", "protocol", times).await;
     }

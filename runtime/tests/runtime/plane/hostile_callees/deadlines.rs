@@ -1,6 +1,6 @@
 //! Workers that let a deadline pass although their connection is alive.
 
-use genset_wire::decode_payload;
+use genset_wire::{Cancel, decode_payload};
 
 use super::*;
 
@@ -54,8 +54,7 @@ async fn a_worker_that_stops_in_the_middle_is_not_waited_for_beyond_the_deadline
     peer.send(FrameKind::Item, 1, &1u32).await;
     let again = async {
         let request = peer.expect(FrameKind::Request).await;
-        peer.send_bytes(&frame(FrameKind::End, request.stream, &[]))
-            .await;
+        peer.send_frame(FrameKind::End, request.stream, &[]).await;
     };
     let (response, ()) = tokio::join!(trap.call(), again);
     let rest: Vec<u32> = soon(response.unwrap().try_collect()).await.unwrap();

@@ -16,7 +16,7 @@ async fn an_answer_that_finds_no_room_here_is_for_no_other_worker() {
     let (mut response, mut peer) = trap.open().await;
     let item = encode_payload(&"x".repeat(BUDGET / 4)).unwrap();
     for _ in 0..8 {
-        peer.send_bytes(&frame(FrameKind::Item, 1, &item)).await;
+        peer.send_frame(FrameKind::Item, 1, &item).await;
     }
     peer.expect(FrameKind::Cancel).await;
     // The items before it are not numbers, and yield their own errors.
