@@ -29,10 +29,7 @@ async fn asks(
     theirs: Option<&str>,
     ours: Option<&str>,
 ) -> [Result<Vec<u32>, EngineError>; 2] {
-    let pair = Pair {
-        caller: plane("127.0.0.1", ours),
-        callee: plane(host, theirs),
-    };
+    let pair = Pair::new(plane("127.0.0.1", ours), plane(host, theirs));
     let mut answers = Vec::new();
     for endpoint in ["control", "generate"] {
         let endpoint = name(endpoint);

@@ -110,12 +110,13 @@ impl Pair {
         Self::with(kind, deaf()).await
     }
 
+    pub(crate) fn new(caller: Arc<dyn RequestPlane>, callee: Arc<dyn RequestPlane>) -> Self {
+        Self { caller, callee }
+    }
+
     /// A process that only calls.
     pub(crate) fn calling(plane: Arc<dyn RequestPlane>) -> Self {
-        Self {
-            caller: Arc::clone(&plane),
-            callee: plane,
-        }
+        Self::new(Arc::clone(&plane), plane)
     }
 
     /// Both ends with these limits.
@@ -166,6 +167,18 @@ impl Pair {
         request: Req,
     ) -> Result<Vec<Resp>, EngineError> {
         soon(self.call(served, request).await?.try_collect()).await
+    }
+
+    /// Asks `served`, which is [`count`], for the numbers below a number.
+    pub(crate) async fn count_to(&self, served: &Served, below: u32) {
+        let got: Vec<u32> = self.ask(served, below).await.unwrap();
+        assert!(got.iter().copied().eq(0..below), "{got:?}");
+    }
+
+    /// Serves and calls.
+    pub(crate) async fn works(&self) {
+        let served = self.serve(count).await;
+        self.count_to(&served, 3).await;
     }
 }
 

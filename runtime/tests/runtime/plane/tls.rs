@@ -82,10 +82,7 @@ impl Worker {
             ..TcpConfig::default()
         };
         let caller = WirePlane::tcp(tcp, deaf(), &MetricsRegistry::default());
-        let pair = Pair {
-            caller: Arc::new(caller.unwrap()),
-            callee: self.plane.clone(),
-        };
+        let pair = Pair::new(Arc::new(caller.unwrap()), self.plane.clone());
         pair.ask(&self.served, 3u32).await
     }
 
@@ -249,13 +246,7 @@ async fn a_host_name_is_verified_as_it_is_advertised() {
         let metrics = MetricsRegistry::default();
         Arc::new(WirePlane::tcp(tcp.clone(), deaf(), &metrics).unwrap())
     };
-    let pair = Pair {
-        caller: new(),
-        callee: new(),
-    };
-    let served = pair.serve(count).await;
-    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
-    assert_eq!(got, [0, 1]);
+    Pair::new(new(), new()).works().await;
 }
 
 #[tokio::test]

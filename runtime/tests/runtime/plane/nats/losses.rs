@@ -56,14 +56,12 @@ async fn a_server_that_hung_and_goes_on_is_used_again() {
     let server = NatsServer::start().await;
     let pair = pair(&server, alert());
     let served = pair.serve(count).await;
-    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
-    assert_eq!(got, [0, 1]);
+    pair.count_to(&served, 2).await;
     server.freeze();
     until(|| !pair.caller.is_reachable(&served.address)).await;
     server.thaw();
     until(|| pair.caller.is_reachable(&served.address)).await;
-    let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
-    assert_eq!(got, [0, 1, 2]);
+    pair.count_to(&served, 3).await;
 }
 
 #[tokio::test]
@@ -71,16 +69,14 @@ async fn a_worker_is_found_again_after_the_server_was_away() {
     let mut server = NatsServer::start().await;
     let pair = pair(&server, alert());
     let served = pair.serve(count).await;
-    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
-    assert_eq!(got, [0, 1]);
+    pair.count_to(&served, 2).await;
     for _ in 0..3 {
         server.kill();
         until(|| !pair.caller.is_reachable(&served.address)).await;
         server.restart().await;
         // There are no calls, but the worker listens again where it did and is found.
         until(|| pair.caller.is_reachable(&served.address)).await;
-        let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
-        assert_eq!(got, [0, 1, 2]);
+        pair.count_to(&served, 3).await;
     }
 }
 
@@ -264,8 +260,7 @@ async fn connections_and_processes_that_ended_leave_no_subscription() {
     client.flush().await.unwrap();
     let pair = pair(&server, deaf());
     let served = pair.serve(count).await;
-    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
-    assert_eq!(got, [0, 1]);
+    pair.count_to(&served, 2).await;
     let accept = next_accept(&mut messages).await;
     // Our own subscription would count as theirs.
     drop(messages);
@@ -324,8 +319,7 @@ async fn messages_that_open_no_connection_are_left_alone() {
     let to = listening.clone();
     client.publish_with_reply(to, "orders", open).await.unwrap();
     client.flush().await.unwrap();
-    let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
-    assert_eq!(got, [0, 1, 2]);
+    pair.count_to(&served, 3).await;
     // An answer would have arrived before this.
     client.publish("orders", "last".into()).await.unwrap();
     let first = soon(elsewhere.next()).await.unwrap();

@@ -73,8 +73,7 @@ pub(crate) async fn a_process_that_came_back_is_called_again(kind: &dyn PlaneKin
     let pair = Pair::with(kind, deaf()).await;
     let served = pair.serve(count).await;
     let address = served.address.clone();
-    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
-    assert_eq!(got, [0, 1]);
+    pair.count_to(&served, 2).await;
     let Pair { caller, callee } = pair;
     drop((served, callee));
     until(|| !caller.is_reachable(&address)).await;
@@ -98,8 +97,7 @@ pub(crate) async fn a_process_that_came_back_is_called_again(kind: &dyn PlaneKin
     // There are no calls, but it is found.
     until(|| caller.is_reachable(&address)).await;
     let pair = Pair { caller, callee };
-    let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
-    assert_eq!(got, [0, 1, 2]);
+    pair.count_to(&served, 3).await;
 }
 
 /// Every open stream ends properly, then the connection closes, and the next call connects again or
@@ -196,18 +194,15 @@ pub(crate) async fn what_no_frame_holds_is_refused_and_nothing_else(kind: &dyn P
 
 pub(crate) async fn a_connection_made_ahead_serves_the_first_request(kind: &dyn PlaneKind) {
     let metrics = MetricsRegistry::default();
-    let pair = Pair {
-        caller: kind.plane(deaf(), &metrics).await,
-        callee: kind.plane(deaf(), &MetricsRegistry::default()).await,
-    };
+    let callee = kind.plane(deaf(), &MetricsRegistry::default()).await;
+    let pair = Pair::new(kind.plane(deaf(), &metrics).await, callee);
     let served = pair.serve(count).await;
     let one = "genset_wire_connections{role=\"caller\"} 1";
     for _ in 0..10 {
         pair.caller.prepare(&served.address, &name("generate"));
     }
     until(|| metrics.encode().contains(one)).await;
-    let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
-    assert_eq!(got, [0, 1]);
+    pair.count_to(&served, 2).await;
     assert!(metrics.encode().contains(one), "{}", metrics.encode());
 }
 
@@ -215,10 +210,7 @@ pub(crate) async fn two_processes_call_each_other(kind: &dyn PlaneKind) {
     let pair = Pair::of(kind).await;
     let there = pair.serve(count).await;
     let here = serve(&*pair.caller, &name("generate"), 2, count).await;
-    let back = Pair {
-        caller: Arc::clone(&pair.callee),
-        callee: Arc::clone(&pair.caller),
-    };
+    let back = Pair::new(Arc::clone(&pair.callee), Arc::clone(&pair.caller));
     let both = join_all((0..100).map(|index| {
         let (pair, served) = if index % 2 == 0 {
             (&pair, &there)
@@ -235,10 +227,8 @@ pub(crate) async fn two_processes_call_each_other(kind: &dyn PlaneKind) {
 /// However responses end, both ends forget them.
 pub(crate) async fn nothing_stays_open_after_the_last_response(kind: &dyn PlaneKind) {
     let (calling, serving) = (MetricsRegistry::default(), MetricsRegistry::default());
-    let pair = Pair {
-        caller: kind.plane(deaf(), &calling).await,
-        callee: kind.plane(deaf(), &serving).await,
-    };
+    let callee = kind.plane(deaf(), &serving).await;
+    let pair = Pair::new(kind.plane(deaf(), &calling).await, callee);
     let served = pair
         .serve(|how: u32, _ctx: RequestContext| async move {
             let all: ResponseStream<u32> = match how {
