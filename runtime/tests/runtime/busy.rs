@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
 use genset_backend_common::{MetricsRegistry, RequestContext};
 use genset_runtime::discovery::MemoryDiscovery;
 use genset_runtime::plane::{self, ResponseStream, WireConfig};
 use genset_runtime::{Readiness, Runtime, StatusServer, VitalRuntime};
 use tokio::sync::Notify;
 
-use crate::plane::{name, serve};
+use crate::plane::{name, serve, sevens};
 use crate::status_control::exchange;
 use crate::support::{ctx, over_tcp, soon, until};
 
@@ -54,34 +54,15 @@ impl Occupied {
     }
 }
 
-/// Yields a number for each message it receives.
-fn told(
-    go_on: &Arc<Notify>,
-) -> impl Fn(
-    (),
-    RequestContext,
-) -> std::future::Ready<Result<ResponseStream<u32>, genset_backend_common::EngineError>>
-+ Send
-+ Sync
-+ 'static {
-    let go_on = Arc::clone(go_on);
-    move |(), _ctx| {
-        let items = stream::unfold(Arc::clone(&go_on), |go_on| async move {
-            go_on.notified().await;
-            Some((Ok(7u32), go_on))
-        });
-        let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(items));
-        std::future::ready(Ok(items))
-    }
-}
-
 /// A busy frontend: the worker it calls does not consider it dead, and its streams continue.
 #[tokio::test]
 async fn a_busy_callers_streams_go_on() {
     let metrics = MetricsRegistry::default();
     let callee = over_tcp(WireConfig::default(), &metrics);
     let go_on = Arc::new(Notify::new());
-    let served = serve(&*callee, &name("wait"), 1, told(&go_on)).await;
+    let told = Arc::clone(&go_on);
+    let handler = move |(): (), _ctx: RequestContext| sevens(&told);
+    let served = serve(&*callee, &name("wait"), 1, handler).await;
     let process = busy_process();
     let address = served.address.clone();
     let mut open = soon(process.spawn(async move {
@@ -112,7 +93,8 @@ async fn a_busy_callees_streams_go_on() {
     let caller = over_tcp(WireConfig::default(), &metrics);
     let process = busy_process();
     let go_on = Arc::new(Notify::new());
-    let handler = told(&go_on);
+    let told = Arc::clone(&go_on);
+    let handler = move |(): (), _ctx: RequestContext| sevens(&told);
     let served = soon(process.spawn(async move {
         let callee = over_tcp(WireConfig::default(), &MetricsRegistry::default());
         let served = serve(&*callee, &name("wait"), 1, handler).await;

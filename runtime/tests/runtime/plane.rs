@@ -22,4 +22,4 @@ pub(crate) use self::log::Log;
 #[cfg(feature = "nats")]
 pub(crate) use self::nats::NatsServer;
 pub(crate) use self::suite::border::{deaf, wary};
-pub(crate) use self::suite::{name, serve};
+pub(crate) use self::suite::{name, serve, sevens};

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{ErrorKind, RequestContext};
-use genset_runtime::plane::{ResponseStream, WireConfig};
+use genset_runtime::plane::WireConfig;
 use genset_wire::{
     FrameKind, GoAwayCode, RequestHead, WireError, decode_payload, encode_payload, encode_request,
 };
 
 use super::scripted::{Peer, cancel, frame, hello, ping, request};
-use super::suite::{name, serve};
+use super::suite::{name, serve, streaming};
 use super::victim::Victim;
 use crate::plane::deaf;
 use crate::support::{soon, until};
@@ -41,12 +41,10 @@ async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
     let counted = Arc::clone(&asked);
     let bulky = move |(): (), _ctx: RequestContext| {
         let asked = Arc::clone(&counted);
-        let items = stream::repeat_with(move || {
+        streaming(stream::repeat_with(move || {
             asked.fetch_add(1, Ordering::SeqCst);
             Ok("x".repeat(ITEM_BYTES))
-        });
-        let items: ResponseStream<String> = Box::pin(items);
-        std::future::ready(Ok(items))
+        }))
     };
     let _bulky = serve(&*victim.pair.callee, &name("bulky"), 1, bulky).await;
     let mut peer = Peer::greeted_by(victim.process()).await;
@@ -158,8 +156,7 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     let body = encode_payload(&bytes::Bytes::from(vec![1; 10 << 20])).unwrap();
     let bulky = encode_request(&head("take"), &body).unwrap();
     let taking = |_: bytes::Bytes, _ctx: RequestContext| {
-        let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(stream::pending()));
-        std::future::ready(Ok(items))
+        streaming(stream::iter([Ok(0u32)]).chain(stream::pending()))
     };
     let _taking = serve(&*victim.pair.callee, &name("take"), 1, taking).await;
     let (mut taken, mut refused) = (Vec::new(), 0);

@@ -10,7 +10,7 @@ use genset_runtime::discovery::Address;
 use genset_runtime::plane::{ResponseStream, WireConfig};
 use rustix::process::Signal;
 
-use super::suite::Pair;
+use super::suite::{Pair, streaming};
 use super::{deaf, wary};
 use crate::child::{Child, say};
 use crate::support::{ctx, over_tcp, soon};
@@ -23,12 +23,10 @@ async fn be_the_worker() {
     let pair = Pair::calling(over_tcp(deaf(), &MetricsRegistry::default()));
     let served = pair
         .serve(|(): (), _ctx: RequestContext| {
-            let items = stream::unfold(0u32, |next| async move {
+            streaming(stream::unfold(0u32, |next| async move {
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 Some((Ok(next), next.wrapping_add(1)))
-            });
-            let items: ResponseStream<u32> = Box::pin(items);
-            std::future::ready(Ok(items))
+            }))
         })
         .await;
     say(&served.address.location);

@@ -9,16 +9,18 @@ mod cancellation;
 mod responses;
 mod streams;
 
+use std::future::{Ready, ready};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use genset_backend_common::{EngineError, MetricsRegistry, RequestContext};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{
     ErasedHandler, Handler, Payload, RequestPlane, ResponseStream, Served, WireConfig, call,
 };
 use genset_runtime::{EndpointName, InstanceId};
+use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::support::{ctx, soon};
@@ -250,6 +252,23 @@ pub(crate) async fn count(
     items(0..below)
 }
 
+/// A response of these items.
+pub(crate) fn streaming<T: Send + 'static>(
+    items: impl Stream<Item = Result<T, EngineError>> + Send + 'static,
+) -> Ready<Result<ResponseStream<T>, EngineError>> {
+    let items: ResponseStream<T> = Box::pin(items);
+    ready(Ok(items))
+}
+
+/// Yields 0, and then 7 for each notification.
+pub(crate) fn sevens(go_on: &Arc<Notify>) -> Ready<Result<ResponseStream<u32>, EngineError>> {
+    let sevens = futures_util::stream::unfold(Arc::clone(go_on), |go_on| async move {
+        go_on.notified().await;
+        Some((Ok(7), go_on))
+    });
+    streaming(futures_util::stream::iter([Ok(0)]).chain(sevens))
+}
+
 /// Yields 0, then nothing; `dropped` shows when it is dropped.
 pub(crate) fn hang(dropped: DropGuard) -> Result<ResponseStream<u32>, EngineError> {
     let first = futures_util::stream::iter([Ok(0)]);
@@ -265,7 +284,7 @@ pub(crate) async fn serve_hanging(pair: &Pair) -> (Served, CancellationToken) {
     let dropped = CancellationToken::new();
     let seen = dropped.clone();
     let served = pair
-        .serve(move |(): (), _ctx| std::future::ready(hang(seen.clone().drop_guard())))
+        .serve(move |(): (), _ctx| ready(hang(seen.clone().drop_guard())))
         .await;
     (served, dropped)
 }

@@ -8,7 +8,7 @@ use genset_runtime::plane::{ResponseStream, Served, WireConfig};
 use tokio::sync::Notify;
 
 use super::scripted::until_counted;
-use super::suite::{Pair, border::deaf, count, name, serve};
+use super::suite::{Pair, border::deaf, count, name, serve, sevens, streaming};
 use super::tcp::process;
 use crate::support::{ctx, over_tcp, soon};
 
@@ -37,21 +37,12 @@ impl Victim {
         let pair = Pair { caller, callee };
         let counting = pair.serve(count).await;
         let hanging = |(): (), _ctx: RequestContext| {
-            let items: ResponseStream<u32> =
-                Box::pin(stream::iter([Ok(0)]).chain(stream::pending()));
-            std::future::ready(Ok(items))
+            streaming(stream::iter([Ok(0u32)]).chain(stream::pending()))
         };
         let hanging = serve(&*pair.callee, &name("hang"), 1, hanging).await;
         let go_on = Arc::new(Notify::new());
         let told = Arc::clone(&go_on);
-        let waiting = move |(): (), _ctx: RequestContext| {
-            let items = stream::unfold(Arc::clone(&told), |told| async move {
-                told.notified().await;
-                Some((Ok(7u32), told))
-            });
-            let items: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(items));
-            std::future::ready(Ok(items))
-        };
+        let waiting = move |(): (), _ctx: RequestContext| sevens(&told);
         let wait = name("wait");
         let waiting = serve(&*pair.callee, &wait, 1, waiting).await;
         let open = genset_runtime::plane::call(&*pair.caller, &waiting.address, &wait, (), ctx());

@@ -14,13 +14,13 @@ use genset_backend_common::{
     async_trait,
 };
 use genset_runtime::discovery::MemoryDiscovery;
-use genset_runtime::plane::{ResponseStream, WireConfig};
+use genset_runtime::plane::WireConfig;
 use genset_runtime::{EndpointName, Runtime};
 
 use super::pair;
 use super::server::NatsServer;
 use crate::plane::deaf;
-use crate::plane::suite::{count, serve_hanging};
+use crate::plane::suite::{count, serve_hanging, streaming};
 use crate::support::{PATIENCE, ctx, finish, request, soon, start, until, worker_config};
 
 /// Detects a silent peer quickly.
@@ -167,14 +167,13 @@ async fn a_restart_in_the_middle_of_a_stream_loses_nothing_silently() {
     let served = pair
         .serve(move |(): (), _ctx: RequestContext| {
             let counted = Arc::clone(&counted);
-            let all: ResponseStream<u32> = Box::pin(stream::iter(0..ITEMS).then(move |item| {
+            streaming(stream::iter(0..ITEMS).then(move |item| {
                 counted.store(item, Ordering::Relaxed);
                 async move {
                     tokio::task::yield_now().await;
                     Ok(item)
                 }
-            }));
-            std::future::ready(Ok(all))
+            }))
         })
         .await;
     let mut whole = 0;

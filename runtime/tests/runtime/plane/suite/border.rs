@@ -9,7 +9,7 @@ use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry, RequestCont
 use genset_runtime::InstanceId;
 use genset_runtime::plane::{ResponseStream, WireConfig};
 
-use super::{Pair, PlaneKind, count, erased, items, name, serve, serve_hanging};
+use super::{Pair, PlaneKind, count, erased, items, name, serve, serve_hanging, streaming};
 use crate::support::{PATIENCE, ctx, soon, until};
 
 /// Tolerates silence longer than any test: a lost peer must be noticed in another way.
@@ -113,8 +113,7 @@ pub(crate) async fn a_process_that_shuts_down_finishes_its_streams(kind: &dyn Pl
                 held.acquire().await.unwrap().forget();
                 Ok(1u32)
             });
-            let all: ResponseStream<u32> = Box::pin(stream::iter([Ok(0)]).chain(rest));
-            std::future::ready(Ok(all))
+            streaming(stream::iter([Ok(0)]).chain(rest))
         })
         .await;
     let mut responses = Vec::new();

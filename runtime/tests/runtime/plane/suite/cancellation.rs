@@ -10,7 +10,7 @@ use genset_runtime::plane::{ResponseStream, call};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{Pair, PlaneKind, name, serve_hanging};
+use super::{Pair, PlaneKind, name, serve_hanging, streaming};
 use crate::plane::deaf;
 use crate::support::{ctx, soon, until};
 
@@ -101,9 +101,9 @@ pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_i
         .serve(move |(): (), ctx: RequestContext| {
             let (asked, seen) = told.clone();
             let _: &RequestContext = seen.get_or_init(|| ctx);
-            let items = stream::repeat_with(move || Ok(asked.fetch_add(1, Ordering::SeqCst)));
-            let items: ResponseStream<usize> = Box::pin(items);
-            std::future::ready(Ok(items))
+            streaming(stream::repeat_with(move || {
+                Ok(asked.fetch_add(1, Ordering::SeqCst))
+            }))
         })
         .await;
     let ctx = ctx();

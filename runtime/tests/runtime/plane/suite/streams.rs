@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use genset_backend_common::RequestContext;
-use genset_runtime::plane::{ResponseStream, WireConfig, call};
+use genset_runtime::plane::{WireConfig, call};
 
-use super::{Pair, PlaneKind, count, name, serve};
+use super::{Pair, PlaneKind, count, name, serve, streaming};
 use crate::plane::deaf;
 use crate::support::{ctx, soon};
 
@@ -28,8 +28,7 @@ pub(crate) async fn thousands_of_streams_at_once_are_all_right(kind: &dyn PlaneK
                 tokio::task::yield_now().await;
                 Ok(seed.wrapping_mul(31).wrapping_add(index))
             });
-            let all: ResponseStream<u32> = Box::pin(stream::once(first).chain(rest));
-            std::future::ready(Ok(all))
+            streaming(stream::once(first).chain(rest))
         })
         .await;
     let ask = async |seed: u32| {
@@ -53,9 +52,9 @@ pub(crate) async fn a_slow_reader_holds_up_only_its_own_stream(kind: &dyn PlaneK
     let counted = Arc::clone(&asked);
     let endless = move |(): (), _ctx: RequestContext| {
         let asked = Arc::clone(&counted);
-        let items = stream::repeat_with(move || Ok(asked.fetch_add(1, Ordering::SeqCst)));
-        let items: ResponseStream<usize> = Box::pin(items);
-        std::future::ready(Ok(items))
+        streaming(stream::repeat_with(move || {
+            Ok(asked.fetch_add(1, Ordering::SeqCst))
+        }))
     };
     let endless_name = name("endless");
     let endless = serve(&*pair.callee, &endless_name, 1, endless).await;
