@@ -10,10 +10,9 @@ use serde_json::Value;
 use super::fakes::Call::Probe;
 use super::fakes::World;
 use super::fakes::{
-    config, counting, ended, one_token_then_silence, raw_items, request, served, serving, slowly,
-    stop_cleanly,
+    config, counting, ended, raw_items, served, serving, slowly, stalling, stop_cleanly,
 };
-use super::transcript::{End, Transcript, read};
+use super::transcript::{Transcript, read};
 use crate::card::EndpointType;
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::RequestContext;
@@ -203,8 +202,7 @@ async fn an_engine_that_refuses_for_overload_lives() {
     let mut config = watched();
     (config.limits.max_running, config.limits.max_waiting) = (1, 0);
     (config.limits.request_timeout, config.limits.idle_timeout) = (None, None);
-    let (world, handle) = served(config).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let (world, handle) = stalling(config).await;
     let busy = world.send("busy").await.unwrap();
     tokio::time::sleep(INTERVAL * 20).await;
     assert!(world.count(Probe) > 10);
@@ -219,12 +217,7 @@ async fn an_engine_that_streams_is_not_even_probed() {
     config.limits.max_running = 1;
     let (world, handle) = served(config).await;
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, INTERVAL / 3)));
-    let mut long = request();
-    long.stop.max_tokens = Some(40);
-    let outputs = world.generate(long, RequestContext::new("long"));
-    let End::Finished { .. } = read(outputs.await.unwrap()).await.end else {
-        panic!("the request finishes")
-    };
+    assert_eq!(world.ask(Some(40)).await.tokens.len(), 40);
     assert_eq!(world.count(Probe), 1);
     stop_cleanly(&handle).await;
 }
@@ -237,12 +230,7 @@ async fn a_canary_that_waits_behind_slow_work_kills_nobody() {
     let (world, handle) = served(config).await;
     // Slower than an interval, faster than an interval plus a canary's limit: every canary is sent, and waits.
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, INTERVAL + TIMEOUT / 2)));
-    let mut long = request();
-    long.stop.max_tokens = Some(20);
-    let outputs = world.generate(long, RequestContext::new("long"));
-    let End::Finished { .. } = read(outputs.await.unwrap()).await.end else {
-        panic!("the request finishes")
-    };
+    assert_eq!(world.ask(Some(20)).await.tokens.len(), 20);
     assert!(world.count(Probe) > 10);
     stop_cleanly(&handle).await;
 }

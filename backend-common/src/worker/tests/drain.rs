@@ -9,9 +9,7 @@ use tokio::time::Instant;
 use super::fakes::Act::{Hang, Panic};
 use super::fakes::Call::{Cleanup, Close, Drain, Unlist};
 use super::fakes::{Call, World};
-use super::fakes::{
-    config, ended, one_token_then_silence, served, serving, slowly, spawn, stop_cleanly,
-};
+use super::fakes::{config, ended, served, serving, slowly, spawn, stalling, stop_cleanly};
 use super::transcript::{End, read};
 use crate::error::ErrorKind;
 use crate::output::{FinishReason, OutputStream};
@@ -20,15 +18,16 @@ use crate::worker::{Draining, Fault, Outcome, State, StopCause, WorkerHandle};
 /// What a second signal leaves of a deadline.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Returns whether a worker is in this step of draining.
-pub(super) fn drains(at: Draining) -> impl Fn(&State) -> bool {
-    move |state| matches!(state, State::Draining { step, .. } if *step == at)
+/// Waits until a worker is in this step of draining.
+pub(super) async fn drains(handle: &WorkerHandle, at: Draining) {
+    let mut states = handle.states();
+    let is_there = |state: &State| matches!(state, State::Draining { step, .. } if *step == at);
+    states.wait_for(is_there).await.unwrap();
 }
 
 /// A serving worker with a request that produced one token and then stalled.
 async fn stuck() -> (Arc<World>, WorkerHandle, OutputStream) {
-    let (world, handle) = served(config()).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let (world, handle) = stalling(config()).await;
     let mut outputs = world.send("stuck").await.unwrap();
     outputs.next().await.unwrap().unwrap();
     (world, handle, outputs)
@@ -72,11 +71,7 @@ async fn a_client_that_does_not_read_holds_a_worker_for_a_moment_only() {
 async fn new_requests_are_refused_while_draining_and_told_to_come_back() {
     let (world, handle, outputs) = stuck().await;
     handle.stop();
-    handle
-        .states()
-        .wait_for(drains(Draining::Finishing))
-        .await
-        .unwrap();
+    drains(&handle, Draining::Finishing).await;
     let seen = world.count(Call::Generate);
     let error = world.send("late").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EngineShutdown);
@@ -90,8 +85,7 @@ async fn new_requests_are_refused_while_draining_and_told_to_come_back() {
 async fn a_request_that_waits_for_admission_ends_with_the_grace() {
     let mut config = config();
     config.limits.max_running = 1;
-    let (world, handle) = served(config).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let (world, handle) = stalling(config).await;
     let running = world.send("running").await.unwrap();
     let waiting = world.send("waiting");
     let (refused, end, report) = tokio::join!(waiting, read(running), async {
@@ -133,11 +127,7 @@ async fn a_second_signal_makes_the_deadline_of_every_call_now() {
 async fn a_second_signal_cuts_the_grace_short() {
     let (world, handle, outputs) = stuck().await;
     handle.stop();
-    handle
-        .states()
-        .wait_for(drains(Draining::Finishing))
-        .await
-        .unwrap();
+    drains(&handle, Draining::Finishing).await;
     let asked = Instant::now();
     handle.stop();
     let end = read(outputs).await.end;
@@ -151,11 +141,7 @@ async fn a_second_signal_cuts_the_grace_short() {
 async fn a_second_signal_waits_no_longer_for_clients_that_do_not_read() {
     let (_world, handle, _unread) = stuck().await;
     handle.stop();
-    handle
-        .states()
-        .wait_for(drains(Draining::Cancelling))
-        .await
-        .unwrap();
+    drains(&handle, Draining::Cancelling).await;
     let asked = Instant::now();
     handle.stop();
     assert_eq!(ended(&handle).await.outcome, Outcome::Forced);
@@ -221,7 +207,7 @@ async fn a_handle_dropped_after_a_stop_is_no_second_signal() {
     let outputs = world.send("r").await.unwrap();
     let mut states = handle.states();
     handle.stop();
-    states.wait_for(drains(Draining::Finishing)).await.unwrap();
+    drains(&handle, Draining::Finishing).await;
     drop(handle);
     let End::Finished { reason, .. } = read(outputs).await.end else {
         panic!("the request finishes within its grace")

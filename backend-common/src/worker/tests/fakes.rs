@@ -10,6 +10,7 @@ use futures_core::Stream;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use super::transcript::{Transcript, read};
 use crate::config::EngineConfig;
 use crate::context::RequestContext;
 use crate::controls::EngineControls;
@@ -176,6 +177,14 @@ impl World {
     /// Sends a [`request`].
     pub(super) async fn send(&self, id: &str) -> Result<OutputStream, EngineError> {
         self.generate(request(), RequestContext::new(id)).await
+    }
+
+    /// Sends a [`request`] for this many tokens, and reads the answer.
+    pub(super) async fn ask(&self, max_tokens: Option<u32>) -> Transcript {
+        let mut request = request();
+        request.stop.max_tokens = max_tokens;
+        let outputs = self.generate(request, RequestContext::new("r")).await;
+        read(outputs.unwrap()).await
     }
 
     pub(super) fn offer(&self) -> Offer {
@@ -371,6 +380,13 @@ pub(super) async fn serving(world: &Arc<World>, config: WorkerConfig) -> WorkerH
 pub(super) async fn served(config: WorkerConfig) -> (Arc<World>, WorkerHandle) {
     let world = World::new();
     let handle = serving(&world, config).await;
+    (world, handle)
+}
+
+/// Like [`served`]; the engine streams one token and then stalls.
+pub(super) async fn stalling(config: WorkerConfig) -> (Arc<World>, WorkerHandle) {
+    let (world, handle) = served(config).await;
+    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
     (world, handle)
 }
 

@@ -13,8 +13,8 @@ use super::fakes::Call::{
 };
 use super::fakes::{Act, Call, World};
 use super::fakes::{
-    config, counting, ended, one_token_then_silence, raw, raw_items, reaches, served, serving,
-    spawn, stop_cleanly,
+    config, counting, ended, raw, raw_items, reaches, served, serving, spawn, stalling,
+    stop_cleanly,
 };
 use super::transcript::{End, read};
 use crate::config::EngineConfig;
@@ -304,8 +304,7 @@ async fn an_engine_may_die_anywhere_on_the_way_to_serving() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_dies_ends_every_stream_at_once_with_an_error_that_may_move() {
-    let (world, handle) = served(config()).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let (world, handle) = stalling(config()).await;
     // Discovery hangs too, so the worker must not wait for it.
     world.plan(Unlist, [Hang]);
     let streams = streams(&world, 3).await;
@@ -324,8 +323,7 @@ async fn an_engine_that_dies_ends_every_stream_at_once_with_an_error_that_may_mo
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_is_down_is_unlisted_and_probed_before_it_is_listed_again() {
-    let (world, handle) = served(config()).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let (world, handle) = stalling(config()).await;
     let streams = streams(&world, 3).await;
     world.set_down(true);
     for stream in streams {
@@ -402,12 +400,10 @@ async fn an_engine_may_die_in_every_step_of_stopping() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_dies_while_requests_finish_ends_them() {
-    let (world, handle) = served(config()).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let (world, handle) = stalling(config()).await;
     let streams = streams(&world, 2).await;
     handle.stop();
-    let mut states = handle.states();
-    states.wait_for(drains(Draining::Finishing)).await.unwrap();
+    drains(&handle, Draining::Finishing).await;
     world.kill_engine();
     for stream in streams {
         let end = read(stream).await.end;

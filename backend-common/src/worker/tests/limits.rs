@@ -1,6 +1,5 @@
 //! A request's limits: cancellation, deadlines, silence, admission.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
@@ -9,9 +8,7 @@ use tokio::time::Instant;
 use super::fakes::Act::{Hang, Late};
 use super::fakes::Call::Generate;
 use super::fakes::{PROMPT_TOKENS, World};
-use super::fakes::{
-    config, counting, one_token_then_silence, request, served, serving, slowly, stop_cleanly,
-};
+use super::fakes::{config, counting, request, served, serving, slowly, stalling, stop_cleanly};
 use super::transcript::{Transcript, read};
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::{CancelReason, RequestContext};
@@ -19,17 +16,10 @@ use crate::error::ErrorKind;
 use crate::handles::Load;
 use crate::output::{Finish, FinishReason, stream};
 use crate::request::{Input, ScorePair};
-use crate::worker::{WorkerConfig, WorkerHandle};
+use crate::worker::WorkerConfig;
 
 const RUNNING: &str = "genset_worker_running_requests";
 const WAITING: &str = "genset_worker_waiting_requests";
-
-/// A serving worker whose engine streams one token and then stalls.
-async fn stalling(config: WorkerConfig) -> (Arc<World>, WorkerHandle) {
-    let (world, handle) = served(config).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
-    (world, handle)
-}
 
 /// The longest silence that [`impatient`] allows.
 const IDLE: Duration = Duration::from_secs(10);
@@ -288,13 +278,7 @@ async fn an_engine_that_answers_others_is_not_silent_before_the_first_item() {
         let pause = if is_busy { IDLE / 2 } else { IDLE * 5 };
         Ok(slowly(request, ctx, pause))
     });
-    let ask = async |max_tokens| {
-        let mut request = request();
-        request.stop.max_tokens = Some(max_tokens);
-        let ctx = RequestContext::new(max_tokens.to_string());
-        read(world.generate(request, ctx).await.unwrap()).await
-    };
-    let (waiting, busy) = tokio::join!(ask(1), ask(20));
+    let (waiting, busy) = tokio::join!(world.ask(Some(1)), world.ask(Some(20)));
     assert_eq!((waiting.tokens.len(), busy.tokens.len()), (1, 20));
 
     let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[]);
@@ -403,16 +387,10 @@ async fn an_answer_ends_where_the_context_does() {
     let (world, handle) = served(narrow).await;
     for max_tokens in [None, Some(4), Some(50)] {
         world.answer_with(|request, ctx| Ok(counting(request, ctx)));
-        let mut asking = request();
-        asking.stop.max_tokens = max_tokens;
-        let outputs = world
-            .generate(asking, RequestContext::new("r"))
-            .await
-            .unwrap();
         let tokens = max_tokens.unwrap_or(50).min(8 - PROMPT_TOKENS);
         let ids: Vec<u32> = (0..tokens).collect();
         let ended = Transcript::finished(FinishReason::Length, PROMPT_TOKENS, &ids);
-        assert_eq!(read(outputs).await, ended);
+        assert_eq!(world.ask(max_tokens).await, ended);
     }
     stop_cleanly(&handle).await;
 }

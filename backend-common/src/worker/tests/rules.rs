@@ -8,7 +8,9 @@ use futures_util::{FutureExt, StreamExt, stream};
 use super::fakes::Act::Hang;
 use super::fakes::Call::Generate;
 use super::fakes::{PROMPT_TOKENS, VOCAB_SIZE, World};
-use super::fakes::{config, one_token_then_silence, raw, raw_items, served, serving, stop_cleanly};
+use super::fakes::{
+    config, one_token_then_silence, raw, raw_items, served, serving, stalling, stop_cleanly,
+};
 use super::transcript::{End, Transcript, read};
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::RequestContext;
@@ -61,10 +63,11 @@ struct Broken {
 fn broken_streams() -> Vec<Broken> {
     use ErrorKind::{Internal, StreamIncomplete};
     let broken = |rule, seen, items| Broken { rule, items, seen };
+    let failed = |kind| Transcript::failed(kind, &[1]);
     vec![
         broken(
             Violation::EndedWithoutTerminal,
-            Transcript::failed(StreamIncomplete, &[1]),
+            failed(StreamIncomplete),
             || vec![token(1)],
         ),
         broken(Violation::ItemAfterTerminal, stopped(&[1]), || {
@@ -81,19 +84,13 @@ fn broken_streams() -> Vec<Broken> {
         broken(Violation::PromptTokensMismatch, stopped(&[1]), || {
             vec![token(1), finished(Finish::stop(), PROMPT_TOKENS + 1, 1)]
         }),
-        broken(
-            Violation::TokenOutOfRange,
-            Transcript::failed(Internal, &[1]),
-            || vec![token(1), tokens(&[2, VOCAB_SIZE]), stop(3)],
-        ),
-        broken(
-            Violation::TokenOutOfRange,
-            Transcript::failed(Internal, &[1]),
-            || {
-                let finish = Finish::stop().with_last(u32::MAX);
-                vec![token(1), finished(finish, PROMPT_TOKENS, 1)]
-            },
-        ),
+        broken(Violation::TokenOutOfRange, failed(Internal), || {
+            vec![token(1), tokens(&[2, VOCAB_SIZE]), stop(3)]
+        }),
+        broken(Violation::TokenOutOfRange, failed(Internal), || {
+            let finish = Finish::stop().with_last(u32::MAX);
+            vec![token(1), finished(finish, PROMPT_TOKENS, 1)]
+        }),
         broken(Violation::TooManyTokens, stopped(&[1, 2, 3, 4]), || {
             vec![tokens(&[1, 2, 3]), tokens(&[4, 5]), stop(5)]
         }),
@@ -104,11 +101,9 @@ fn broken_streams() -> Vec<Broken> {
         broken(Violation::EmptyChunk, stopped(&[1, 2]), || {
             vec![token(1), tokens(&[]), token(2), stop(2)]
         }),
-        broken(
-            Violation::FalseCancel,
-            Transcript::failed(Internal, &[1]),
-            || vec![token(1), finished(Finish::cancelled(), PROMPT_TOKENS, 1)],
-        ),
+        broken(Violation::FalseCancel, failed(Internal), || {
+            vec![token(1), finished(Finish::cancelled(), PROMPT_TOKENS, 1)]
+        }),
         broken(Violation::WrongOutputKind, stopped(&[1]), || {
             let embeddings = Ok(Output::Embeddings(vec![vec![1.0]]));
             vec![token(1), embeddings, stop(1)]
@@ -187,8 +182,7 @@ async fn log_probabilities_are_cut_with_their_tokens() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_an_error_of_its_request_only() {
-    let (world, handle) = served(config()).await;
-    world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
+    let (world, handle) = stalling(config()).await;
     let mut other = world.send("other").await.unwrap();
 
     world.answer_with(|_, _| panic!("in generate"));
