@@ -107,6 +107,14 @@ fn site(prefill: &Arc<Fake>, decode: &Arc<Fake>) -> Site {
     site_of([None, Some(prefill), Some(decode)], 0)
 }
 
+/// A prefill and a decode pool that do this.
+fn pools(
+    first: impl IntoIterator<Item = Does>,
+    second: impl IntoIterator<Item = Does>,
+) -> (Arc<Fake>, Arc<Fake>) {
+    (Fake::new(0, first), Fake::new(10, second))
+}
+
 fn request() -> GenerateRequest {
     let mut request = GenerateRequest::from_tokens("m", PROMPT.to_vec());
     request.stop.max_tokens = Some(12);
@@ -141,8 +149,7 @@ impl Site {
 
 #[tokio::test]
 async fn two_legs_answer_as_one() {
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::Answers]);
+    let (prefill, decode) = pools([Does::Prefills], [Does::Answers]);
     let site = site(&prefill, &decode);
     let read = site.ask(request()).await;
     assert_eq!(read.tokens, expected(12));
@@ -167,8 +174,7 @@ async fn two_legs_answer_as_one() {
 
 #[tokio::test]
 async fn the_first_token_does_not_wait_for_the_decode_leg() {
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::Hangs]);
+    let (prefill, decode) = pools([Does::Prefills], [Does::Hangs]);
     let ctx = RequestContext::new("r");
     let outputs = site(&prefill, &decode)
         .layer
@@ -188,8 +194,7 @@ async fn what_ends_with_its_first_token_has_one_leg() {
         (Does::Stops, 12, FinishReason::Stop),
         (Does::Prefills, 1, FinishReason::Length),
     ] {
-        let prefill = Fake::new(0, [does]);
-        let decode = Fake::new(10, []);
+        let (prefill, decode) = pools([does], []);
         let mut request = request();
         request.stop.max_tokens = Some(max_tokens);
         let read = site(&prefill, &decode).ask(request).await;
@@ -259,7 +264,7 @@ async fn short_prompts_stay_whole_where_their_cache_was_counted() {
 #[tokio::test]
 async fn text_stays_whole() {
     let whole = Fake::new(20, [Does::Hangs]);
-    let (prefill, decode) = (Fake::new(0, []), Fake::new(10, []));
+    let (prefill, decode) = pools([], []);
     let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0);
     let text = GenerateRequest::from_text("m", "hello");
     let ctx = RequestContext::new("r");
@@ -279,7 +284,7 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
         (Does::Prefills, Does::LacksAdapter, "decode_refused"),
     ] {
         let whole = Fake::new(20, [Does::Answers]);
-        let (prefill, decode) = (Fake::new(0, [first]), Fake::new(10, [second]));
+        let (prefill, decode) = pools([first], [second]);
         let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0);
         let read = site.ask(request()).await;
         assert_eq!(read.tokens, expected(12));
@@ -293,7 +298,7 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
     let invalid = Does::Refuses(ErrorKind::InvalidArgument);
     for (first, second) in [(invalid, Does::Hangs), (Does::Prefills, invalid)] {
         let whole = Fake::new(20, []);
-        let (prefill, decode) = (Fake::new(0, [first]), Fake::new(10, [second]));
+        let (prefill, decode) = pools([first], [second]);
         let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0);
         let error = site.ask(request()).await.end.unwrap_err();
         assert_eq!(
@@ -306,8 +311,8 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
 /// During a rollout the instances have other weights.
 #[tokio::test]
 async fn an_instance_that_refuses_the_blocks_goes_on_after_the_first_token() {
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::RefusesBlocks, Does::AnswersOtherwise]);
+    let does = [Does::RefusesBlocks, Does::AnswersOtherwise];
+    let (prefill, decode) = pools([Does::Prefills], does);
     let read = site(&prefill, &decode).ask(request()).await;
     let others = expected(12).into_iter().skip(1).map(|token| token + 1);
     let tokens: Vec<TokenId> = expected(1).into_iter().chain(others).collect();
@@ -324,8 +329,7 @@ async fn an_instance_that_refuses_the_blocks_goes_on_after_the_first_token() {
 #[tokio::test]
 async fn an_engine_that_cannot_resume_repeats_the_first_token() {
     for (second, is_same) in [(Does::Answers, true), (Does::AnswersOtherwise, false)] {
-        let prefill = Fake::new(0, [Does::Prefills]);
-        let decode = Fake::new(10, [Does::RefusesBlocks, second]);
+        let (prefill, decode) = pools([Does::Prefills], [Does::RefusesBlocks, second]);
         let site = site_of_two(Capabilities::tokens(), prefill, decode.clone());
         let read = site.ask(request()).await;
         assert_eq!(read.tokens, expected(if is_same { 12 } else { 1 }));
@@ -336,8 +340,7 @@ async fn an_engine_that_cannot_resume_repeats_the_first_token() {
 
 #[tokio::test]
 async fn blocks_that_nobody_can_read_are_not_the_clients_fault() {
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::RefusesBlocks]);
+    let (prefill, decode) = pools([Does::Prefills], [Does::RefusesBlocks]);
     let error = site(&prefill, &decode)
         .ask(request())
         .await
@@ -381,7 +384,7 @@ async fn blocks_that_no_decode_instance_takes_are_released_once() {
         let handler = Arc::new(Releases(sender));
         let _serving = endpoint.serve_as(HOLDER, handler).await.unwrap();
         let whole = Fake::new(20, [instead]);
-        let (prefill, decode) = (Fake::new(0, [Does::Prefills]), Fake::new(10, [second]));
+        let (prefill, decode) = pools([Does::Prefills], [second]);
         let fakes = [Some(&whole), Some(&prefill), Some(&decode)];
         let blocks = KvBlocksClient::new(&runtime);
         let site = site_configured(fakes, &config(0, Duration::ZERO), Some(blocks));
@@ -410,8 +413,7 @@ async fn a_lost_leg_begins_anew_with_a_prefill_and_without_who_lost_it() {
         (vec![Does::Prefills; 2], vec![lost(1), Does::Answers], 11),
         (vec![Does::Prefills; 2], vec![lost(7), Does::Answers], 11),
     ] {
-        let prefill = Fake::new(0, firsts);
-        let decode = Fake::new(10, seconds);
+        let (prefill, decode) = pools(firsts, seconds);
         let site = site(&prefill, &decode);
         let migrations = Migrations::register(&site.registry, MigrationConfig::default());
         let migrating = Migrating::new(site.layer.clone(), &site.card, migrations);
@@ -433,10 +435,7 @@ async fn chance_is_settled_for_both_legs() {
     // Without a temperature the engine decides whether to sample.
     for temperature in [None, Some(0.8)] {
         random.sampling.temperature = temperature;
-        let (prefill, decode) = (
-            Fake::new(0, [Does::Prefills]),
-            Fake::new(10, [Does::Answers]),
-        );
+        let (prefill, decode) = pools([Does::Prefills], [Does::Answers]);
         let site = site(&prefill, &decode);
         assert_eq!(site.ask(random.clone()).await.tokens, expected(12));
         let seed = prefill.asked()[0].sampling.seed;
@@ -444,8 +443,7 @@ async fn chance_is_settled_for_both_legs() {
         assert_eq!(decode.asked()[0].sampling.seed, seed);
     }
     // An engine without seeds may choose another first token: the second leg's token counts.
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::AnswersOtherwise]);
+    let (prefill, decode) = pools([Does::Prefills], [Does::AnswersOtherwise]);
     let site = site_of_two(Capabilities::tokens().with_resume(), prefill, decode);
     let tokens = site.ask(random).await.tokens;
     assert_eq!(tokens.len(), 12);
@@ -463,10 +461,7 @@ async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
     resumed.resumed_tokens = 1;
     for temperature in [None, Some(0.8)] {
         resumed.sampling.temperature = temperature;
-        let (prefill, decode) = (
-            Fake::new(0, [Does::Prefills]),
-            Fake::new(10, [Does::AnswersOtherwise]),
-        );
+        let (prefill, decode) = pools([Does::Prefills], [Does::AnswersOtherwise]);
         let site = as_prompt(&prefill, &decode);
         let tokens = site.ask(resumed.clone()).await.tokens;
         assert_eq!((tokens.len(), tokens[0]), (12, token(PROMPT.len()) + 1));
@@ -476,18 +471,14 @@ async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
     }
     // Greedy decoding chooses the same token in both legs.
     resumed.sampling.temperature = Some(0.0);
-    let (prefill, decode) = (
-        Fake::new(0, [Does::Prefills]),
-        Fake::new(10, [Does::Answers]),
-    );
+    let (prefill, decode) = pools([Does::Prefills], [Does::Answers]);
     let site = as_prompt(&prefill, &decode);
     assert_eq!(site.ask(resumed).await.tokens, expected(12));
 }
 
 #[tokio::test]
 async fn legs_that_disagree_are_an_error() {
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::AnswersOtherwise]);
+    let (prefill, decode) = pools([Does::Prefills], [Does::AnswersOtherwise]);
     let read = site(&prefill, &decode).ask(request()).await;
     assert_eq!(read.tokens, expected(1));
     assert_eq!(read.end.unwrap_err().kind(), ErrorKind::StreamIncomplete);

@@ -358,6 +358,10 @@ const BLOCKS: &str = "genset_router_index_blocks";
 
 const SNAPSHOTS: &str = "genset_router_snapshots_total";
 
+const CHOICES: &str = "genset_router_choices_total";
+
+const ODD_EVENTS: &str = "genset_router_odd_events_total";
+
 fn prompt(seed: u32, tokens: u32) -> Vec<TokenId> {
     (0..tokens)
         .map(|token| token.wrapping_mul(31).wrapping_add(seed * 1000))

@@ -73,8 +73,7 @@ async fn the_only_decode_instance_may_be_away_for_a_while() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_no_decode_instance_takes_in_time_ends_and_names_no_instance() {
-    let prefill = Fake::new(0, [Does::Prefills; 4]);
-    let decode = Fake::new(10, []);
+    let (prefill, decode) = pools([Does::Prefills; 4], []);
     let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
     let since = Instant::now();
     let read = stack.ask().await;
@@ -108,8 +107,7 @@ async fn a_request_that_brings_down_whoever_takes_it_over_is_kept_from_others() 
 
 #[tokio::test(start_paused = true)]
 async fn the_wait_for_a_decode_instance_ends_with_the_deadline() {
-    let prefill = Fake::new(0, [Does::Prefills; 4]);
-    let decode = Fake::new(10, []);
+    let (prefill, decode) = pools([Does::Prefills; 4], []);
     let mut stack = Stack::of([None, Some(&prefill), Some(&decode)]);
     let deadline = Instant::now() + Duration::from_secs(2);
     stack.ctx = stack.ctx.with_deadline(deadline);
@@ -122,8 +120,7 @@ async fn the_wait_for_a_decode_instance_ends_with_the_deadline() {
 async fn blocks_that_nobody_can_read_or_get_are_offered_once() {
     let lost = Does::Refuses(ErrorKind::StreamIncomplete);
     for useless in [Does::RefusesBlocks, lost] {
-        let prefill = Fake::new(0, [Does::Prefills]);
-        let decode = Fake::new(10, [useless, REFUSES, REFUSES, Does::Answers]);
+        let (prefill, decode) = pools([Does::Prefills], [useless, REFUSES, REFUSES, Does::Answers]);
         let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
         assert_eq!(stack.ask().await.tokens, expected(12));
         let offered = decode.asked().into_iter().map(|request| request.transfer);
@@ -135,8 +132,8 @@ async fn blocks_that_nobody_can_read_or_get_are_offered_once() {
 /// Clients are told that no instance had room, and when to try again.
 #[tokio::test(start_paused = true)]
 async fn a_request_whose_blocks_are_lost_ends_as_one_that_nobody_took() {
-    let prefill = Fake::new(0, [Does::Prefills]);
-    let decode = Fake::new(10, [Does::Refuses(ErrorKind::StreamIncomplete)]);
+    let lost = Does::Refuses(ErrorKind::StreamIncomplete);
+    let (prefill, decode) = pools([Does::Prefills], [lost]);
     let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
     let error = stack.ask().await.end.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -146,8 +143,7 @@ async fn a_request_whose_blocks_are_lost_ends_as_one_that_nobody_took() {
 #[tokio::test(start_paused = true)]
 async fn losses_of_both_legs_count_together() {
     let lost = Does::Refuses(ErrorKind::Disconnected);
-    let prefill = Fake::new(0, [lost, lost, Does::Prefills]);
-    let decode = Fake::new(10, std::iter::repeat_n(lost, 30));
+    let (prefill, decode) = pools([lost, lost, Does::Prefills], std::iter::repeat_n(lost, 30));
     let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
     let limit = usize::try_from(stack.site.card.migration_limit).unwrap();
     let outputs = stack.migrating.generate(request(), stack.ctx.clone()).await;

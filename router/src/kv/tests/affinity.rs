@@ -11,10 +11,7 @@ async fn a_key_stays_where_it_was_served_as_long_as_that_costs_little() {
     }
     let served = workers.each_ref().map(Worker::asked);
     let mine = served.iter().position(|asked| *asked == 7).unwrap();
-    assert_eq!(
-        router.metric("genset_router_choices_total", "affinity"),
-        6.0
-    );
+    assert_eq!(router.metric(CHOICES, "affinity"), 6.0);
     // Two long prompts wait there: 2 * 20 blocks exceed 32.
     workers[mine].fake.may_answer.send_replace(None);
     let waiting = [

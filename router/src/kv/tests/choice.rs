@@ -21,10 +21,7 @@ async fn a_prompt_goes_where_it_is_cached_and_others_by_turns() {
         let asked = worker.fake.asked.lock();
         assert!(asked.len() == 5 && asked.iter().all(|tokens| tokens[..320] == asked[0]));
     }
-    assert_eq!(
-        router.metric("genset_router_choices_total", "overlap"),
-        12.0
-    );
+    assert_eq!(router.metric(CHOICES, "overlap"), 12.0);
     let (predicted, actual) = (
         router.metric("genset_router_predicted_cached_tokens_total", ""),
         router.metric("genset_router_actual_cached_tokens_total", ""),
@@ -134,10 +131,7 @@ async fn workers_without_kv_blocks_are_chosen_by_their_requests() {
         router.ask(&prompt(1, 320)).await;
     }
     assert_eq!(workers.each_ref().map(Worker::asked), [3, 3]);
-    assert_eq!(
-        router.metric("genset_router_choices_total", "fallback"),
-        6.0
-    );
+    assert_eq!(router.metric(CHOICES, "fallback"), 6.0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -76,9 +76,7 @@ async fn gaps_and_nonsense_are_counted_and_harm_nobody_else() {
     for (reason, count) in [("other_parent", 2.0), ("not_held", 1.0), ("gap", 1.0)] {
         let reason = format!("reason=\"{reason}\"");
         router
-            .until("genset_router_odd_events_total", &reason, |seen| {
-                seen >= count
-            })
+            .until(ODD_EVENTS, &reason, |seen| seen >= count)
             .await;
     }
     // After the gap the worker starts over with valid events.
@@ -128,15 +126,10 @@ async fn endless_blocks_of_one_worker_take_no_room_from_others() {
     let _liar = site.worker(2, endless.collect()).await;
     let too_many = "reason=\"too_many\"";
     router
-        .until("genset_router_odd_events_total", too_many, |count| {
-            count == 495.0
-        })
+        .until(ODD_EVENTS, too_many, |count| count == 495.0)
         .await;
     assert_eq!(router.metric(BLOCKS, ""), 1020.0);
-    assert_eq!(
-        router.metric("genset_router_odd_events_total", "not_held"),
-        0.0
-    );
+    assert_eq!(router.metric(ODD_EVENTS, "not_held"), 0.0);
     // The other worker's prompts are still indexed.
     for _ in 0..6 {
         router.ask(&prompt(1, 320)).await;
@@ -164,7 +157,7 @@ async fn without_events_what_was_routed_is_assumed_to_be_cached() {
         let label = "reason=\"load\"";
         for seed in 1000..2000 {
             router.ask(&prompt(seed, 32)).await;
-            if router.metric("genset_router_choices_total", label) > 0.0 {
+            if router.metric(CHOICES, label) > 0.0 {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
