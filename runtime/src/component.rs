@@ -73,21 +73,11 @@ impl Runtime {
     /// A runtime on the given discovery and request plane.
     #[must_use]
     pub fn new(discovery: Arc<dyn Discovery>, plane: Arc<dyn RequestPlane>) -> Self {
-        Self::with_metrics(discovery, plane, MetricsRegistry::default())
+        Self::on(None, discovery, plane, MetricsRegistry::default())
     }
 
-    /// Like [`Self::new`], with the registry in which discovery and the plane already record metrics.
-    #[must_use]
-    pub fn with_metrics(
-        discovery: Arc<dyn Discovery>,
-        plane: Arc<dyn RequestPlane>,
-        metrics: MetricsRegistry,
-    ) -> Self {
-        Self::on(None, discovery, plane, metrics)
-    }
-
-    /// Like [`Self::with_metrics`], with the runtime that follows discovery and serves the health endpoints; `None` for the
-    /// caller's runtime.
+    /// Like [`Self::new`], with the registry in which discovery and the plane already record metrics, and the runtime that
+    /// follows discovery and serves the health endpoints; `None` for the caller's runtime.
     #[must_use]
     pub fn on(
         vital: Option<VitalRuntime>,

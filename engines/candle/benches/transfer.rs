@@ -262,7 +262,7 @@ fn runtime(folder: &Path) -> Runtime {
     let metrics = MetricsRegistry::default();
     let discovery = FileDiscovery::open(folder.into(), FileDiscoveryConfig::default()).unwrap();
     let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics).unwrap();
-    Runtime::with_metrics(Arc::new(discovery), Arc::new(plane), metrics)
+    Runtime::on(None, Arc::new(discovery), Arc::new(plane), metrics)
 }
 
 /// The only model, once `pools` pools serve it.

@@ -67,7 +67,7 @@ fn component(directory: &Path) -> Outcome<Component> {
     let metrics = MetricsRegistry::default();
     let discovery = FileDiscovery::open(directory.into(), FileDiscoveryConfig::default())?;
     let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics)?;
-    let runtime = Runtime::with_metrics(Arc::new(discovery), Arc::new(plane), metrics);
+    let runtime = Runtime::on(None, Arc::new(discovery), Arc::new(plane), metrics);
     Ok(runtime.namespace("bench")?.component("wire")?)
 }
 
