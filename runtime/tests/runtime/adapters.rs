@@ -14,7 +14,9 @@ use genset_backend_common::{
 use genset_runtime::{GenerateClient, LiveModel, ModelDirectory, SelectionMode};
 use parking_lot::Mutex;
 
-use crate::support::{PATIENCE, ctx, finish, request, runtime, soon, start, until, worker_config};
+use crate::support::{
+    PATIENCE, ctx, finish, request, runtime, shut_down, soon, start, until, worker_config,
+};
 
 /// An engine with adapters, which records the adapters named in requests.
 #[derive(Clone, Default)]
@@ -153,10 +155,7 @@ async fn discovery_is_told_of_adapters_as_they_come_and_go() {
     load(&worker, "c").await;
     model_with(&directory, &["b", "c"]).await;
     soon(worker.shutdown()).await;
-    let mut models = directory.subscribe();
-    soon(models.wait_for(|models| models.is_empty()))
-        .await
-        .unwrap();
+    until(|| directory.subscribe().borrow().is_empty()).await;
     drop(directory);
     soon(runtime.shutdown()).await;
     assert_eq!(runtime.tasks(), 0);
@@ -192,9 +191,7 @@ async fn a_request_goes_to_who_has_its_adapter() {
     let outputs = client.generate(naming("a"), ctx()).await.unwrap();
     finish(outputs).await.unwrap();
     assert_eq!(engines[1].asked.lock().last(), Some(&Some("a".into())));
-    for worker in [first, second] {
-        soon(worker.shutdown()).await;
-    }
+    shut_down([first, second]).await;
 }
 
 #[tokio::test]
@@ -210,9 +207,7 @@ async fn who_has_just_lost_an_adapter_leaves_its_requests_to_another() {
     let error = client.generate(naming("a"), ctx()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(error.at().map(|at| at.name()), Some("adapter"));
-    for worker in workers {
-        soon(worker.shutdown()).await;
-    }
+    shut_down(workers).await;
 }
 
 #[tokio::test]

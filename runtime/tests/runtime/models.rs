@@ -21,8 +21,8 @@ use genset_runtime::{
 };
 
 use crate::support::{
-    Answering, PATIENCE, Silent, ctx, finish, listed, record, request, runtime, sample, soon,
-    start, until, worker_config,
+    Answering, PATIENCE, Silent, ctx, finish, listed, record, request, runtime, sample, shut_down,
+    soon, start, until, worker_config,
 };
 
 /// Waits for the only model.
@@ -53,10 +53,7 @@ async fn a_model_is_there_while_a_worker_serves_it() {
     assert_eq!(finish(outputs).await.unwrap().completion_tokens, 5);
 
     soon(worker.shutdown()).await;
-    let mut models = directory.subscribe();
-    soon(models.wait_for(|models| models.is_empty()))
-        .await
-        .unwrap();
+    until(|| directory.subscribe().borrow().is_empty()).await;
 }
 
 #[tokio::test]
@@ -202,9 +199,7 @@ async fn the_least_loaded_is_selected_by_what_others_ask_of_it_too() {
     held.push(ours.generate(request(100_000), ctx()).await.unwrap());
     assert_eq!(ours.loads()[1].1, 1, "{:?}", ours.loads());
     drop(held);
-    for worker in workers {
-        soon(worker.shutdown()).await;
-    }
+    shut_down(workers).await;
 }
 
 #[tokio::test]
@@ -239,9 +234,7 @@ async fn a_worker_that_others_have_filled_is_not_asked() {
     assert_eq!(decisions.len(), 1, "{decisions:?}");
     assert_eq!(decisions[0]["instance"], InstanceId(2).to_string());
     drop(held);
-    for worker in workers {
-        soon(worker.shutdown()).await;
-    }
+    shut_down(workers).await;
 }
 
 /// A record with this card, as a worker that ignores all limits would write it.
@@ -397,10 +390,7 @@ async fn a_card_that_names_too_much_is_no_model_and_is_counted() {
     lease.put(lie(vec![artifact(60 << 20)])).await.unwrap();
     assert_eq!(model(&directory).await.card.name, "lie");
     lease.put(lie(vec![artifact(1); 1000])).await.unwrap();
-    let mut models = directory.subscribe();
-    soon(models.wait_for(|models| models.is_empty()))
-        .await
-        .unwrap();
+    until(|| directory.subscribe().borrow().is_empty()).await;
 }
 
 #[tokio::test]

@@ -16,7 +16,9 @@ use genset_runtime::plane::{MemoryPlane, RequestPlane};
 use genset_runtime::{EndpointName, InstanceId, RemoteConfig, RemoteEngine, Runtime};
 
 use crate::plane::deaf;
-use crate::support::{ctx, finish, over_tcp, request, runtime, sample, soon, start, worker_config};
+use crate::support::{
+    ctx, finish, over_tcp, request, runtime, sample, shut_down, soon, start, until, worker_config,
+};
 
 /// Creates the plane of another process.
 type MakePlane = Arc<dyn Fn() -> Arc<dyn RequestPlane> + Send + Sync>;
@@ -124,14 +126,10 @@ async fn an_engine_of_one_instance_passes_on_its_load() {
         Some(1000)
     );
     let answer = soon(engine.generate(request(1000), ctx())).await.unwrap();
-    let mut load = start_ctx.load.subscribe();
-    soon(load.wait_for(|load| load.running_requests == 1))
-        .await
-        .unwrap();
+    let load = start_ctx.load.subscribe();
+    until(|| load.borrow().running_requests == 1).await;
     drop(answer);
-    soon(load.wait_for(|load| load.running_requests == 0))
-        .await
-        .unwrap();
+    until(|| load.borrow().running_requests == 0).await;
     engine.cleanup().await.unwrap();
     soon(worker.shutdown()).await;
 }
@@ -174,9 +172,7 @@ async fn it_runs_as_many_sequences_at_once_as_its_worker() {
         assert_eq!(declared.max_num_seqs, seats, "{instance:?}");
         engine.cleanup().await.unwrap();
     }
-    for worker in workers {
-        soon(worker.shutdown()).await;
-    }
+    shut_down(workers).await;
 }
 
 #[tokio::test]
@@ -207,7 +203,5 @@ async fn one_stands_for_several_workers() {
     }
     let error = soon(engine.controls().unwrap().wake()).await.unwrap_err();
     assert!(error.message().contains("2 workers"), "{error}");
-    for worker in workers {
-        soon(worker.shutdown()).await;
-    }
+    shut_down(workers).await;
 }

@@ -186,6 +186,12 @@ pub(crate) async fn start(
     worker
 }
 
+pub(crate) async fn shut_down(workers: impl IntoIterator<Item = WorkerHandle>) {
+    for worker in workers {
+        soon(worker.shutdown()).await;
+    }
+}
+
 /// A request for `max_tokens` tokens.
 pub(crate) fn request(max_tokens: u32) -> GenerateRequest {
     let mut request = GenerateRequest::from_tokens("sample", vec![1, 2, 3]);

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use futures_util::StreamExt;
 use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
 use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::worker::WorkerHandle;
 use genset_backend_common::{
     CancelReason, EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine,
     MetricsRegistry, Output, RequestContext, StartContext, async_trait,
@@ -311,6 +312,14 @@ impl EngineControls for Publishing {
     }
 }
 
+/// A worker of such an engine, which is kept beside it.
+async fn publishing() -> (Runtime, WorkerHandle, Arc<Publishing>) {
+    let (runtime, _) = runtime();
+    let engine = Arc::new(Publishing::default());
+    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    (runtime, worker, engine)
+}
+
 fn stored(parent: Option<u64>, block: u64) -> KvEventData {
     KvEventData::Stored {
         parent: parent.map(BlockHash),
@@ -320,9 +329,7 @@ fn stored(parent: Option<u64>, block: u64) -> KvEventData {
 
 #[tokio::test]
 async fn kv_events_are_a_snapshot_and_then_every_change() {
-    let (runtime, _) = runtime();
-    let engine = Arc::new(Publishing::default());
-    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let (runtime, worker, engine) = publishing().await;
     let publisher = &engine.start.get().unwrap().kv_events;
     let first = publisher.publish(stored(None, 1));
 
@@ -347,9 +354,7 @@ async fn kv_events_are_a_snapshot_and_then_every_change() {
 
 #[tokio::test]
 async fn streams_without_an_end_end_when_they_are_cancelled_and_with_their_worker() {
-    let (runtime, _) = runtime();
-    let engine = Arc::new(Publishing::default());
-    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let (runtime, worker, engine) = publishing().await;
     let events = client::<(), KvItem>(&runtime, endpoints::KV_EVENTS).await;
     let loads = client::<(), Load>(&runtime, endpoints::LOAD).await;
     let open = async |ctx: RequestContext| {
@@ -378,9 +383,7 @@ async fn streams_without_an_end_end_when_they_are_cancelled_and_with_their_worke
 #[tokio::test]
 async fn a_snapshot_of_very_many_blocks_comes_in_parts() {
     const BLOCKS: u64 = 600_000;
-    let (runtime, _) = runtime();
-    let engine = Arc::new(Publishing::default());
-    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let (runtime, worker, engine) = publishing().await;
     let publisher = &engine.start.get().unwrap().kv_events;
     for first in (0..BLOCKS).step_by(1000) {
         let blocks = (first..first + 1000).map(BlockHash).collect();
@@ -422,9 +425,7 @@ async fn a_snapshot_of_very_many_blocks_comes_in_parts() {
 
 #[tokio::test]
 async fn the_load_is_told_at_once_and_when_it_changes() {
-    let (runtime, _) = runtime();
-    let engine = Arc::new(Publishing::default());
-    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let (runtime, worker, engine) = publishing().await;
     let limits = worker_config(Vec::new()).limits;
     let load = |kv_used_blocks| Load {
         kv_used_blocks,
@@ -449,9 +450,7 @@ async fn the_load_is_told_at_once_and_when_it_changes() {
 
 #[tokio::test]
 async fn controls_reach_the_engine_and_missing_ones_are_refused() {
-    let (runtime, _) = runtime();
-    let engine = Arc::new(Publishing::default());
-    let worker = start(&runtime, ID, engine, worker_config(Vec::new())).await;
+    let (runtime, worker, _) = publishing().await;
     let client = client::<ControlRequest, ControlReply>(&runtime, endpoints::CONTROL).await;
     let sleep = ControlRequest::Sleep {
         level: SleepLevel::Weights,
@@ -469,9 +468,7 @@ async fn controls_reach_the_engine_and_missing_ones_are_refused() {
 
 #[tokio::test]
 async fn every_endpoint_answers_through_bytes_too() {
-    let (runtime, _) = runtime();
-    let engine = Arc::new(Publishing::default());
-    let worker = start(&runtime, ID, engine, worker_config(Vec::new())).await;
+    let (runtime, worker, _) = publishing().await;
     // Types of the same shape that the handlers do not have, which forces the path of another process.
     let kv = client::<Option<()>, KvItem>(&runtime, endpoints::KV_EVENTS).await;
     let mut items = kv.random(None, ctx()).await.unwrap();

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::child::{offering, start};
 use super::file::FileBackend;
-use super::suite::{Backend, Follower, entry, everything};
+use super::suite::{Backend, Follower, entry, everything, leased};
 use crate::support::soon;
 
 /// Polls until a condition holds that nothing announces.
@@ -75,8 +75,7 @@ async fn a_stopped_process_loses_its_entries_and_has_them_again_when_it_goes_on(
 async fn a_watching_process_that_was_stopped_believes_nobody_dead() {
     let store = FileBackend::new();
     let here = store.open();
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&here, "a", "x").await;
     let mut child = start(&store.name()).await;
     assert_eq!(child.ask("watch").await, "done");
     soon(async { while child.ask("knows? a").await == "no" {} }).await;
@@ -129,8 +128,7 @@ fn set_clock(file: &Path, time: SystemTime) {
 async fn clocks_that_jump_end_no_lease_and_revive_none() {
     let store = FileBackend::new();
     let (here, there) = (store.open(), store.open());
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("live", "x")).await.unwrap();
+    let lease = leased(&here, "live", "x").await;
     let [live] = &*store.lease_files() else {
         panic!("one lease")
     };
@@ -183,8 +181,7 @@ async fn garbage_in_the_directory_harms_nobody() {
     symlink("nowhere", path("0000000000000005.lease")).unwrap();
     let endless = File::create(path("0000000000000006.lease")).unwrap();
     endless.set_len(1 << 40).unwrap();
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&here, "a", "x").await;
     follower.until_exactly(&[entry("a", "x")]).await;
     assert_eq!(everything(&store.open()).await.len(), 1);
     // A known lease whose file is corrupted keeps its entries until its holder writes it again.
@@ -239,8 +236,7 @@ async fn a_directory_that_is_removed_is_made_again_by_the_leases() {
 async fn a_mount_that_goes_and_comes_back_loses_nobody() {
     let store = FileBackend::new();
     let here = store.open();
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&here, "a", "x").await;
     let mut follower = Follower::of(&store.open(), "").await;
     follower.until_exactly(&[entry("a", "x")]).await;
     // While unmounted, the mount point is an empty directory.
@@ -272,8 +268,7 @@ async fn a_process_that_dies_during_an_outage_is_gone_after_it() {
     let store = FileBackend::new();
     let here = store.open();
     let mut child = offering(&store.name(), vec![entry("dead", "x")]).await;
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("live", "x")).await.unwrap();
+    let lease = leased(&here, "live", "x").await;
     let mut follower = Follower::of(&here, "").await;
     follower.until(|entries| entries.len() == 2).await;
     store.begin_outage().await;
@@ -295,8 +290,7 @@ async fn a_value_over_the_limit_is_refused_and_the_old_one_stays() {
         ..config()
     };
     let here = FileDiscovery::open(store.path(), small).unwrap();
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("k", "123456789")).await.unwrap();
+    let lease = leased(&here, "k", "123456789").await;
     let refused = lease.put(entry("k", "1234567890")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     assert_eq!(refused.at().map(|at| at.name()), Some("value"));
@@ -356,8 +350,7 @@ async fn a_new_directory_is_private_and_one_that_others_can_write_to_is_refused(
 async fn links_and_pipes_are_neither_followed_nor_waited_for() {
     let store = FileBackend::new();
     let here = store.open();
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&here, "a", "x").await;
     // A predictable name for a temporary file: the lease's name with another suffix.
     let precious = store.path().with_file_name("precious");
     fs::write(&precious, "untouched").unwrap();
@@ -369,8 +362,7 @@ async fn links_and_pipes_are_neither_followed_nor_waited_for() {
     // A lease elsewhere, and one that nobody writes to.
     let other = FileBackend::new();
     let there = other.open();
-    let elsewhere = soon(there.lease()).await.unwrap();
-    elsewhere.put(entry("c", "z")).await.unwrap();
+    let elsewhere = leased(&there, "c", "z").await;
     let link = store.path().join("00000000000000aa.lease");
     symlink(&other.lease_files()[0], link).unwrap();
     let pipe = store.path().join("00000000000000bb.lease");
@@ -394,8 +386,7 @@ async fn a_store_of_another_version_is_refused() {
 async fn a_lease_alone_keeps_its_file_fresh_and_removes_it_at_once() {
     let store = FileBackend::new();
     let here = store.open();
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&here, "a", "x").await;
     drop(here);
     let there = store.open();
     let mut follower = Follower::of(&there, "").await;

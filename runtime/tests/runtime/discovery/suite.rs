@@ -103,6 +103,13 @@ pub(crate) fn entry(key: &str, value: impl Into<Bytes>) -> Entry {
     }
 }
 
+/// A new lease that has put this entry.
+pub(crate) async fn leased(discovery: &dyn Discovery, key: &str, value: &str) -> Box<dyn Lease> {
+    let lease = soon(discovery.lease()).await.unwrap();
+    lease.put(entry(key, value.to_owned())).await.unwrap();
+    lease
+}
+
 /// A watch and the entries it has reported so far.
 pub(crate) struct Follower {
     watch: Box<dyn Watch>,
@@ -171,8 +178,7 @@ pub(crate) async fn a_watch_begins_with_a_snapshot(backend: &dyn Backend) {
     let (here, there) = (backend.connect().await, backend.connect().await);
     let empty = Follower::of(&*there, "a/").await;
     assert!(empty.entries.is_empty());
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a/1", "x")).await.unwrap();
+    let lease = leased(&*here, "a/1", "x").await;
     lease.put(entry("a/2", "y")).await.unwrap();
     // A connection made after the puts has them in its first snapshot; the earlier one has them eventually.
     for reader in [backend.connect().await, there] {
@@ -186,8 +192,7 @@ pub(crate) async fn a_watch_begins_with_a_snapshot(backend: &dyn Backend) {
 pub(crate) async fn puts_replacements_and_removals_come_in_order(backend: &dyn Backend) {
     let (here, there) = (backend.connect().await, backend.connect().await);
     let mut follower = Follower::of(&*there, "a/").await;
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a/1", "x")).await.unwrap();
+    let lease = leased(&*here, "a/1", "x").await;
     assert_eq!(follower.next().await, Change::Put(entry("a/1", "x")));
     lease.put(entry("a/1", "y")).await.unwrap();
     assert_eq!(follower.next().await, Change::Put(entry("a/1", "y")));
@@ -285,8 +290,7 @@ pub(crate) async fn the_last_put_of_a_key_wins_and_outlives_the_other_lease(back
 
 pub(crate) async fn a_killed_process_loses_its_entries_and_nobody_else_does(backend: &dyn Backend) {
     let (here, there) = (backend.connect().await, backend.connect().await);
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("live", "x")).await.unwrap();
+    let lease = leased(&*here, "live", "x").await;
     let dying = vec![entry("dying/1", "x"), entry("dying/2", "x")];
     let victim = backend.victim(dying).await;
     let mut followers = vec![
@@ -309,8 +313,7 @@ pub(crate) async fn a_killed_process_loses_its_entries_and_nobody_else_does(back
 
 pub(crate) async fn a_lost_lease_is_noticed_and_takes_no_more(backend: &dyn Backend) {
     let (here, there) = (backend.connect().await, backend.connect().await);
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&*here, "a", "x").await;
     let mut follower = Follower::of(&*there, "").await;
     follower.until(|entries| entries.len() == 1).await;
     backend.take_leases_away().await;
@@ -324,8 +327,7 @@ pub(crate) async fn a_lost_lease_is_noticed_and_takes_no_more(backend: &dyn Back
 
 pub(crate) async fn a_lease_that_nobody_took_is_not_lost(backend: &dyn Backend) {
     let here = backend.connect().await;
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&*here, "a", "x").await;
     let longer = backend.dead_lease_stays() + Duration::from_secs(1);
     assert!(timeout(longer, lease.lost()).await.is_err());
     lease.put(entry("a", "y")).await.unwrap();
@@ -420,8 +422,7 @@ pub(crate) async fn a_watcher_under_churn_never_goes_back_and_ends_at_what_is_th
 
 pub(crate) async fn an_outage_keeps_what_is_known_and_ends_in_a_snapshot(backend: &dyn Backend) {
     let (here, there) = (backend.connect().await, backend.connect().await);
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&*here, "a", "x").await;
     let mut follower = Follower::of(&*there, "").await;
     follower.until(|entries| entries.len() == 1).await;
     backend.begin_outage().await;
@@ -476,8 +477,7 @@ pub(crate) async fn a_big_value_arrives_whole(backend: &dyn Backend) {
 pub(crate) async fn many_watchers_see_the_same(backend: &dyn Backend) {
     const WATCHERS: usize = 100;
     let (here, there) = (backend.connect().await, backend.connect().await);
-    let lease = soon(here.lease()).await.unwrap();
-    lease.put(entry("k", "0")).await.unwrap();
+    let lease = leased(&*here, "k", "0").await;
     let mut followers = join_all((0..WATCHERS).map(|_| Follower::of(&*there, "k"))).await;
     for round in 1..=20 {
         lease.put(entry("k", round.to_string())).await.unwrap();

@@ -13,7 +13,7 @@ use super::network::Network;
 use super::server::EtcdServer;
 use super::{TTL, connect};
 use crate::busy::{Occupied, busy_process};
-use crate::discovery::suite::{Follower, entry, everything};
+use crate::discovery::suite::{Follower, entry, everything, leased};
 use crate::support::soon;
 
 #[tokio::test]
@@ -24,8 +24,7 @@ async fn a_disconnection_shorter_than_the_time_to_live_is_seen_by_nobody() {
         connect(network.endpoint(), Duration::from_secs(20)).await,
         connect(&server.endpoint(), TTL).await,
     );
-    let lease = far.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&far, "a", "x").await;
     let mut follower = Follower::of(&near, "").await;
     network.cut();
     assert!(timeout(TTL, lease.lost()).await.is_err());
@@ -44,8 +43,7 @@ async fn a_lease_that_expired_while_cut_off_is_lost_once_etcd_says_so() {
     let network = Network::to(server.address()).await;
     let far = connect(network.endpoint(), Duration::from_secs(2)).await;
     let near = connect(&server.endpoint(), TTL).await;
-    let lease = far.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&far, "a", "x").await;
     let mut follower = Follower::of(&near, "").await;
     network.cut();
     assert_eq!(follower.next().await, Change::Removed("a".into()));
@@ -63,13 +61,11 @@ async fn an_entry_that_etcd_lost_under_a_living_lease_is_put_again_after_a_recon
     let network = Network::to(server.address()).await;
     let far = connect(network.endpoint(), TTL).await;
     let near = connect(&server.endpoint(), TTL).await;
-    let lease = far.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&far, "a", "x").await;
     lease.put(entry("b", "x")).await.unwrap();
     lease.put(entry("taken", "mine")).await.unwrap();
     lease.remove("b").await.unwrap();
-    let other = near.lease().await.unwrap();
-    other.put(entry("taken", "theirs")).await.unwrap();
+    let other = leased(&near, "taken", "theirs").await;
     let mut follower = Follower::of(&near, "").await;
     server.admin().delete("a").await;
     assert_eq!(follower.next().await, Change::Removed("a".into()));
@@ -102,8 +98,7 @@ async fn an_entry_whose_value_etcd_lost_is_put_again_after_a_reconnection() {
 async fn a_lease_is_lost_when_etcd_comes_back_without_its_data() {
     let mut server = EtcdServer::start().await;
     let discovery = connect(&server.endpoint(), TTL).await;
-    let lease = discovery.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&discovery, "a", "x").await;
     server.kill();
     server.restart_empty().await;
     soon(lease.lost()).await;
@@ -176,8 +171,7 @@ async fn a_frozen_server_costs_no_more_than_the_request_timeout_and_the_next_one
 async fn shutdown_revokes_leases_ends_watches_and_leaves_no_task() {
     let server = EtcdServer::start().await;
     let discovery = connect(&server.endpoint(), Duration::from_secs(600)).await;
-    let lease = discovery.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&discovery, "a", "x").await;
     let mut watch = discovery.watch("").await.unwrap();
     assert!(matches!(watch.next().await, Some(Change::Snapshot(_))));
     assert_eq!(discovery.tasks(), 2);
@@ -208,8 +202,7 @@ async fn dropping_handles_ends_their_tasks() {
 async fn an_entry_too_big_for_etcd_is_refused_and_costs_nobody_the_lease() {
     let server = EtcdServer::start().await;
     let discovery = connect(&server.endpoint(), TTL).await;
-    let lease = discovery.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&discovery, "a", "x").await;
     // Beyond our own limit, and beyond the server's.
     for bytes in [2 << 20, (1536 << 10) - 10] {
         let big = entry("a", vec![0; bytes]);
@@ -235,8 +228,7 @@ async fn a_busy_process_keeps_its_lease() {
         let vital = VitalRuntime::start().unwrap();
         let etcd = vital.run(EtcdDiscovery::connect(config)).await.unwrap();
         let discovery = VitalDiscovery::new(Arc::new(etcd), vital);
-        let lease = discovery.lease().await.unwrap();
-        lease.put(entry("a", "x")).await.unwrap();
+        let lease = leased(&discovery, "a", "x").await;
         (discovery, lease)
     });
     let (_discovery, lease) = soon(listed).await.unwrap();

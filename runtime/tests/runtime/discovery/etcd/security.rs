@@ -12,7 +12,7 @@ use genset_runtime::discovery::{
 use super::TTL;
 use super::server::EtcdServer;
 use crate::certificates::Authority;
-use crate::discovery::suite::{Follower, entry, everything};
+use crate::discovery::suite::{Follower, entry, everything, leased};
 use crate::support::soon;
 
 const PASSWORD: &str = "not-in-any-log";
@@ -45,8 +45,7 @@ async fn connect_as(server: &EtcdServer, user: &str, password: &str) -> EtcdDisc
 async fn a_user_with_the_right_password_gets_in_and_again_after_a_restart() {
     let mut server = server_with_users().await;
     let discovery = connect_as(&server, "worker", PASSWORD).await;
-    let lease = soon(discovery.lease()).await.unwrap();
-    lease.put(entry("genset/a", "x")).await.unwrap();
+    let lease = leased(&discovery, "genset/a", "x").await;
     let mut follower = Follower::of(&discovery, "genset/").await;
     follower.until_exactly(&[entry("genset/a", "x")]).await;
     // The server forgets every session.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::network::Network;
 use super::server::EtcdServer;
 use super::{TTL, connect};
-use crate::discovery::suite::{Follower, entry, everything};
+use crate::discovery::suite::{Follower, entry, everything, leased};
 use crate::plane::Log;
 use crate::support::soon;
 
@@ -143,8 +143,7 @@ async fn a_frozen_server_fails_reads_in_time_and_ends_no_watch() {
         ..EtcdConfig::default()
     };
     let discovery = EtcdDiscovery::connect(config).await.unwrap();
-    let lease = discovery.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&discovery, "a", "x").await;
     let mut follower = Follower::of(&discovery, "").await;
     server.freeze();
     let refused = soon(discovery.get("")).await.unwrap_err();
@@ -182,8 +181,7 @@ async fn a_slow_watcher_misses_nothing() {
 async fn a_restart_with_its_data_removes_nothing_and_ends_no_lease() {
     let mut server = EtcdServer::start().await;
     let discovery = connect(&server.endpoint(), TTL).await;
-    let lease = discovery.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&discovery, "a", "x").await;
     let mut follower = Follower::of(&discovery, "").await;
     for round in 1..=3 {
         server.kill();
@@ -206,8 +204,7 @@ async fn an_outage_is_a_few_lines_of_the_log_however_many_watches_there_are() {
     let log = Log::watched();
     let mut server = EtcdServer::start().await;
     let discovery = connect(&server.endpoint(), TTL).await;
-    let lease = discovery.lease().await.unwrap();
-    lease.put(entry("a", "x")).await.unwrap();
+    let lease = leased(&discovery, "a", "x").await;
     let mut followers = Vec::new();
     for _ in 0..WATCHES {
         followers.push(Follower::of(&discovery, "").await);
