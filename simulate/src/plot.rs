@@ -42,13 +42,9 @@ impl<'a> Curves<'a> {
         let mut lines = scale.axes();
         for (number, (name, points)) in self.all.iter().enumerate() {
             let colour = COLOURS[number % COLOURS.len()];
-            let points: Vec<String> = { points.iter() }
-                .map(|(ms, share)| format!("{:.1},{:.1}", scale.x(*ms), scale.y(*share)))
-                .collect();
-            lines.push(format!(
-                "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>",
-                points.join(" ")
-            ));
+            let points = points.iter();
+            let points = points.map(|(ms, share)| (scale.x(*ms), scale.y(*share)));
+            lines.push(curve(colour, 2.0, points));
             let y = TOP + 16.0 * f64::from(u32::try_from(number).unwrap_or(0) + 1);
             let x = WIDTH - RIGHT + 15.0;
             let name = escaped(name);
@@ -104,6 +100,20 @@ fn label(x: f64, y: f64, anchor: &str, text: &str) -> String {
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>")
 }
 
+/// A line of the grid.
+fn grid([x1, y1]: [f64; 2], [x2, y2]: [f64; 2]) -> String {
+    format!("<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#ddd\"/>")
+}
+
+/// A line through these points.
+fn curve(colour: &str, width: f64, points: impl Iterator<Item = (f64, f64)>) -> String {
+    let points: Vec<String> = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let points = points.join(" ");
+    format!(
+        "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" points=\"{points}\"/>"
+    )
+}
+
 /// Maps times and shares to coordinates: the axis begins and ends at whole powers of ten.
 struct Scale {
     first: i32,
@@ -139,30 +149,17 @@ impl Scale {
         let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
         for power in self.first..=self.last {
             let (ms, x) = (10_f64.powi(power), self.x(10_f64.powi(power)));
-            lines.push(format!(
-                "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{bottom}\" stroke=\"#ddd\"/>"
-            ));
-            lines.push(format!(
-                "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{ms}</text>",
-                bottom + 18.0
-            ));
+            lines.push(grid([x, TOP], [x, bottom]));
+            lines.push(label(x, bottom + 18.0, "middle", &ms.to_string()));
         }
         for percent in [0, 25, 50, 75, 100] {
             let y = self.y(f64::from(percent) / 100.0);
-            lines.push(format!(
-                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>"
-            ));
-            lines.push(format!(
-                "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{percent} %</text>",
-                LEFT - 6.0,
-                y + 4.0
-            ));
+            lines.push(grid([LEFT, y], [right, y]));
+            lines.push(label(LEFT - 6.0, y + 4.0, "end", &format!("{percent} %")));
         }
         let middle = f64::midpoint(LEFT, right);
-        lines.push(format!(
-            "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">time to first token, ms</text>",
-            HEIGHT - 12.0
-        ));
+        let below = HEIGHT - 12.0;
+        lines.push(label(middle, below, "middle", "time to first token, ms"));
         lines
     }
 }

@@ -1,6 +1,6 @@
 //! Plots a run with faults over time: one line per policy, and a mark at each fault.
 
-use super::{COLOURS, LEFT, RIGHT, WIDTH, label};
+use super::{COLOURS, LEFT, RIGHT, WIDTH, curve, grid, label};
 use crate::report::Report;
 use crate::timeline::Moment;
 
@@ -67,14 +67,9 @@ impl Scale {
         for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
             let (at_s, value) = (self.most_s * part, self.most * part);
             let (x, y) = (self.x(at_s), self.y(value));
-            lines.push(format!(
-                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>"
-            ));
+            lines.push(grid([LEFT, y], [right, y]));
             lines.push(label(LEFT - 6.0, y + 4.0, "end", &format!("{value:.0}")));
-            lines.push(format!(
-                "<line x1=\"{x:.1}\" y1=\"{ceiling:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#ddd\"/>",
-                self.bottom()
-            ));
+            lines.push(grid([x, ceiling], [x, self.bottom()]));
             let below = self.bottom() + 16.0;
             lines.push(label(x, below, "middle", &format!("{at_s:.0} s")));
         }
@@ -99,13 +94,9 @@ fn panel(report: &Report, top: f64, title: &str, value: Value) -> Vec<String> {
     for (row, colour) in report.rows.iter().zip(COLOURS.iter().cycle()) {
         let points = row.over_time.iter().filter_map(|moment| {
             let value = value(moment)?;
-            Some(format!("{:.1},{:.1}", scale.x(moment.at_s), scale.y(value)))
+            Some((scale.x(moment.at_s), scale.y(value)))
         });
-        let points: Vec<String> = points.collect();
-        lines.push(format!(
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{}\"/>",
-            points.join(" ")
-        ));
+        lines.push(curve(colour, 1.5, points));
     }
     lines
 }
