@@ -1,15 +1,15 @@
 //! Runtimes, endpoints and Workers for tests.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use genset_backend_common::output::Usage;
+use genset_backend_common::output::{self, Finish, Usage};
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    EngineError, GenerateRequest, LLMEngine, MetricsRegistry, Output, OutputStream, RequestContext,
-    async_trait, card::Artifact,
+    EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine, MetricsRegistry, Output,
+    OutputStream, RequestContext, StartContext, async_trait, card::Artifact, controls::SleepLevel,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_runtime::discovery::{Address, InstanceRecord, MemoryDiscovery};
@@ -156,6 +156,49 @@ pub(crate) fn sample(token_delay_ms: u64) -> Arc<dyn LLMEngine> {
         vocab_size: 1000,
         token_delay_ms,
     }))
+}
+
+/// An engine that keeps its start context, and counts requests.
+#[derive(Default)]
+pub(crate) struct Publishing {
+    pub(crate) start: OnceLock<StartContext>,
+    pub(crate) requests: AtomicU32,
+}
+
+#[async_trait]
+impl LLMEngine for Publishing {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        drop(self.start.set(ctx));
+        Ok(EngineConfig::new("publishing", 100))
+    }
+
+    async fn generate(
+        &self,
+        _request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(output::stream(ctx, |out| async move {
+            out.token(1).await?;
+            Ok(Finish::stop())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl EngineControls for Publishing {
+    async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
+        assert_eq!(level, SleepLevel::Weights);
+        Ok(())
+    }
 }
 
 /// A config without periodic canaries, publishing `artifacts`.

@@ -1,15 +1,14 @@
 //! Workers on the runtime: when they are listed, and the endpoints beside `generate`.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
-use genset_backend_common::output::{self, Finish, OutputStream};
+use genset_backend_common::output::OutputStream;
 use genset_backend_common::worker::WorkerHandle;
 use genset_backend_common::{
-    CancelReason, EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine,
-    MetricsRegistry, Output, RequestContext, StartContext, async_trait,
+    CancelReason, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext,
     controls::{ControlReply, ControlRequest, SleepLevel},
     handles::Load,
 };
@@ -21,8 +20,8 @@ use genset_runtime::{
 use genset_wire::encode_payload;
 
 use crate::support::{
-    Answering, PATIENCE, ctx, endpoint, finish, listed, over_tcp, request, runtime, sample, soon,
-    start, until, worker_config,
+    Answering, PATIENCE, Publishing, ctx, endpoint, finish, listed, over_tcp, request, runtime,
+    sample, soon, start, until, worker_config,
 };
 
 const ID: u64 = 42;
@@ -271,48 +270,7 @@ async fn a_worker_beside_an_endpoint_leaves_alone() {
     soon(runtime.shutdown()).await;
 }
 
-/// An engine that keeps its start context.
-#[derive(Default)]
-struct Publishing {
-    start: OnceLock<StartContext>,
-}
-
-#[async_trait]
-impl LLMEngine for Publishing {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        drop(self.start.set(ctx));
-        Ok(EngineConfig::new("publishing", 100))
-    }
-
-    async fn generate(
-        &self,
-        _request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(output::stream(ctx, |out| async move {
-            out.token(1).await?;
-            Ok(Finish::stop())
-        }))
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn controls(&self) -> Option<&dyn EngineControls> {
-        Some(self)
-    }
-}
-
-#[async_trait]
-impl EngineControls for Publishing {
-    async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
-        assert_eq!(level, SleepLevel::Weights);
-        Ok(())
-    }
-}
-
-/// A worker of such an engine, which is kept beside it.
+/// A worker of an engine that publishes, and the engine.
 async fn publishing() -> (Runtime, WorkerHandle, Arc<Publishing>) {
     let (runtime, _) = runtime();
     let engine = Arc::new(Publishing::default());
@@ -476,7 +434,7 @@ async fn every_endpoint_answers_through_bytes_too() {
         soon(items.next()).await.unwrap().unwrap(),
         KvItem::Snapshot(_)
     ));
-    let generate = client::<Box<GenerateRequest>, output::Output>(&runtime, "generate").await;
+    let generate = client::<Box<GenerateRequest>, Output>(&runtime, "generate").await;
     let items = generate.random(Box::new(request(1)), ctx()).await.unwrap();
     let usage = finish(OutputStream::from_raw(items)).await.unwrap();
     assert_eq!((usage.prompt_tokens, usage.completion_tokens), (3, 1));

@@ -140,18 +140,17 @@ mod tests {
         Change::Removed(key.into())
     }
 
+    /// What watchers are told when these entries are seen again after a gap.
+    fn seen(known: &mut Known, text: &str, at: Instant) -> Change {
+        known.resynced(entries(text), at, Duration::ZERO)
+    }
+
     #[test]
     fn what_is_missing_after_a_gap_is_removed_when_its_grace_ends() {
         let start = Instant::now();
         let mut known = Known::new(GRACE);
-        assert_eq!(
-            known.resynced(entries("a=1 b=1"), start, Duration::ZERO),
-            snapshot("a=1 b=1")
-        );
-        assert_eq!(
-            known.resynced(entries("b=2 c=1"), start, Duration::ZERO),
-            snapshot("a=1 b=2 c=1")
-        );
+        assert_eq!(seen(&mut known, "a=1 b=1", start), snapshot("a=1 b=1"));
+        assert_eq!(seen(&mut known, "b=2 c=1", start), snapshot("a=1 b=2 c=1"));
         assert_eq!(known.next_end_of_grace(), Some(start + GRACE));
         assert_eq!(known.end_graces(start + GRACE / 2), []);
         assert_eq!(known.end_graces(start + GRACE), [removed("a")]);
@@ -165,10 +164,7 @@ mod tests {
         known.resynced(entries("a=1 b=1 c=1"), start, Duration::ZERO);
         known.resynced(vec![], start, Duration::ZERO);
         known.put(entries("a=2").remove(0));
-        assert_eq!(
-            known.resynced(entries("a=2 b=1"), start, Duration::ZERO),
-            snapshot("a=2 b=1 c=1")
-        );
+        assert_eq!(seen(&mut known, "a=2 b=1", start), snapshot("a=2 b=1 c=1"));
         assert_eq!(known.end_graces(start + GRACE), [removed("c")]);
     }
 
@@ -193,10 +189,7 @@ mod tests {
         known.resynced(entries("a=1"), start, Duration::ZERO);
         assert_eq!(known.removed("a".into(), start), Some(removed("a")));
         assert_eq!(known.removed("a".into(), start), None);
-        assert_eq!(
-            known.resynced(vec![], start, Duration::ZERO),
-            snapshot("b=1")
-        );
+        assert_eq!(seen(&mut known, "", start), snapshot("b=1"));
     }
 
     #[test]

@@ -7,12 +7,9 @@ use std::time::Duration;
 use async_nats::{Client, Message, Request, RequestErrorKind, Subscriber, ToSubject};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
-use genset_backend_common::output::{self, Finish, Output, OutputStream};
+use genset_backend_common::output::{Output, OutputStream};
 use genset_backend_common::worker::{CanaryConfig, WorkerConfig};
-use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, RequestContext, StartContext,
-    async_trait,
-};
+use genset_backend_common::{ErrorKind, GenerateRequest, RequestContext};
 use genset_runtime::discovery::MemoryDiscovery;
 use genset_runtime::plane::WireConfig;
 use genset_runtime::{EndpointName, Runtime};
@@ -21,7 +18,9 @@ use super::pair;
 use super::server::NatsServer;
 use crate::plane::deaf;
 use crate::plane::suite::{count, serve_hanging, streaming};
-use crate::support::{PATIENCE, ctx, finish, request, soon, start, until, worker_config};
+use crate::support::{
+    PATIENCE, Publishing, ctx, finish, request, soon, start, until, worker_config,
+};
 
 /// Detects a silent peer quickly.
 fn alert() -> WireConfig {
@@ -80,35 +79,6 @@ async fn a_worker_is_found_again_after_the_server_was_away() {
     }
 }
 
-/// Answers with one token, and counts the requests.
-#[derive(Default)]
-struct Counting {
-    requests: AtomicU32,
-}
-
-#[async_trait]
-impl LLMEngine for Counting {
-    async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        Ok(EngineConfig::new("counting", 100))
-    }
-
-    async fn generate(
-        &self,
-        _request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        Ok(output::stream(ctx, |out| async move {
-            out.token(1).await?;
-            Ok(Finish::stop())
-        }))
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-}
-
 /// No canary comes through NATS meanwhile, which says nothing about the engine.
 #[tokio::test]
 async fn a_worker_outlives_an_outage_that_is_longer_than_its_canaries_may_fail() {
@@ -118,7 +88,7 @@ async fn a_worker_outlives_an_outage_that_is_longer_than_its_canaries_may_fail()
         let plane = Arc::new(server.plane(alert()));
         Runtime::new(Arc::new(discovery.clone()), plane)
     });
-    let engine = Arc::new(Counting::default());
+    let engine = Arc::new(Publishing::default());
     let config = WorkerConfig {
         canary: CanaryConfig {
             interval: Some(Duration::from_millis(50)),
