@@ -27,6 +27,12 @@ fn plan(policies: &[&str]) -> Plan {
     }
 }
 
+/// Simulates a plan with the faults of a script.
+fn run(script: &str, plan: Plan) -> Report {
+    let faults = Fault::read_script(script, plan.workers, plan.frontends).unwrap();
+    simulate(&Plan { faults, ..plan }).unwrap()
+}
+
 fn row<'a>(report: &'a Report, policy: &str) -> &'a Row {
     let mut rows = report.rows.iter();
     rows.find(|row| row.policy == policy).unwrap()
@@ -69,16 +75,12 @@ fn faults_happen_and_what_they_cost_is_counted() {
         {"at_s": 40, "worker": 0, "do": "start"},
         {"at_s": 50, "worker": 2, "do": "start"}
     ]"#;
-    let troubled = Plan {
-        faults: Fault::read_script(script, 4, 1).unwrap(),
-        ..plan(&["round-robin"])
-    };
-    let report = simulate(&troubled).unwrap();
+    let report = run(script, plan(&["round-robin"]));
     let row = row(&report, "round-robin");
     // Requests of the crashed worker fail if nothing migrates them.
     assert!(row.lost_requests() + row.moved > 0, "{report}");
     assert!(row.lost_requests() < 20, "{report}");
-    let again = simulate(&troubled).unwrap();
+    let again = run(script, plan(&["round-robin"]));
     assert_eq!(report.json(), again.json());
 }
 
@@ -145,10 +147,9 @@ fn a_request_that_moves_counts_once_with_prefill_and_decode_apart() {
         workers: 3,
         prefill_workers: vec![1],
         load: long_answers(&[0, 500]),
-        faults: Fault::read_script(script, 3, 1).unwrap(),
         ..plan(&["round-robin"])
     };
-    let report = simulate(&troubled).unwrap();
+    let report = run(script, troubled);
     // Each of the two decode workers has one of the requests.
     let row = row(&report, "round-robin 1+2");
     assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
@@ -163,14 +164,13 @@ fn faults_of_others_do_not_wait_for_a_worker_that_drains() {
         {"at_s": 20.5, "worker": 1, "do": "crash"}
     ]"#;
     let troubled = Plan {
-        faults: Fault::read_script(script, 4, 1).unwrap(),
         engine: MockerArgs {
             speedup_ratio: 0.25,
             ..plan(&[]).engine
         },
         ..plan(&["least-loaded"])
     };
-    let report = simulate(&troubled).unwrap();
+    let report = run(script, troubled);
     let row = row(&report, "least-loaded");
     assert!(row.moved > 0, "{report}");
     let pauses = row.over_time.iter();
@@ -186,10 +186,9 @@ fn a_worker_that_drains_to_start_again_may_still_crash() {
         let troubled = Plan {
             workers: 2,
             load: long_answers(&[0, 500]),
-            faults: Fault::read_script(faults, 2, 1).unwrap(),
             ..plan(&["round-robin"])
         };
-        let report = simulate(&troubled).unwrap();
+        let report = run(faults, troubled);
         let row = row(&report, "round-robin");
         assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
         row.moved
@@ -215,10 +214,9 @@ fn faults_of_others_do_not_wait_for_a_frontend_that_finds_no_worker() {
     let troubled = Plan {
         workers: 1,
         load: long_answers(&[0]),
-        faults: Fault::read_script(script, 1, 1).unwrap(),
         ..plan(&["round-robin"])
     };
-    let report = simulate(&troubled).unwrap();
+    let report = run(script, troubled);
     let row = row(&report, "round-robin");
     assert!(row.moved > 0 && row.lost_requests() == 0, "{report}");
     let pauses = row.over_time.iter().map(|moment| moment.longest_pause_ms);
@@ -237,10 +235,9 @@ fn answers_of_lost_workers_move_with_every_policy() {
     let troubled = Plan {
         workers: 2,
         load: long_answers(&[0, 500]),
-        faults: Fault::read_script(script, 2, 1).unwrap(),
         ..plan(&["round-robin", "random", "oracle"])
     };
-    let report = simulate(&troubled).unwrap();
+    let report = run(script, troubled);
     for row in &report.rows {
         assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
         // Each worker crashes while the answers last.
@@ -254,11 +251,7 @@ fn a_plot_shows_a_worker_dying() {
         {"at_s": 20, "worker": 0, "do": "crash"},
         {"at_s": 60, "worker": 0, "do": "start"}
     ]"#;
-    let troubled = Plan {
-        faults: Fault::read_script(script, 4, 1).unwrap(),
-        ..plan(&["least-loaded"])
-    };
-    let report = simulate(&troubled).unwrap();
+    let report = run(script, plan(&["least-loaded"]));
     let row = row(&report, "least-loaded");
     assert!(row.moved > 0 && row.lost_requests() == 0, "{report}");
     // An answer that migrated paused, and no other did.
@@ -410,13 +403,7 @@ fn three_frontends_find_as_much_in_the_caches_as_one() {
 #[test]
 fn a_frontend_that_restarts_decides_as_well_as_before_a_second_later() {
     const AT_S: f64 = 60.0;
-    let serve = |script: &str| {
-        let plan = Plan {
-            faults: Fault::read_script(script, 4, 1).unwrap(),
-            ..plan(&["kv"])
-        };
-        simulate(&plan).unwrap()
-    };
+    let serve = |script: &str| run(script, plan(&["kv"]));
     let script = format!(r#"[{{"at_s": {AT_S}, "frontend": 0, "do": "restart"}}]"#);
     let (undisturbed, restarted) = (serve("[]"), serve(&script));
     let hit_rate_after = |report: &Report| {
