@@ -11,12 +11,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use genset_backend_common::ErrorKind;
-use genset_runtime::discovery::{Change, Discovery, Entry, InstanceRecord, Lease, Watch};
+use genset_runtime::discovery::{Change, Discovery, Entry, Lease, Watch};
 use genset_runtime::plane::MemoryPlane;
-use genset_runtime::{Client, EndpointName, Runtime};
+use genset_runtime::{EndpointName, Runtime};
 use tokio::time::timeout;
 
-use crate::support::{PATIENCE, record, soon};
+use crate::support::{PATIENCE, record, soon, until};
 
 /// The delay that a loaded machine may add to the removal of a dead lease.
 const LOAD: Duration = Duration::from_secs(12);
@@ -550,18 +550,12 @@ pub(crate) async fn a_record_under_anothers_key_is_nobody_and_leaves_no_ghost(
     }
     let last = record("ours", 4, "honest");
     lease.put(last.to_entry().unwrap()).await.unwrap();
-    soon(until_instances(&of_ours, std::slice::from_ref(&last))).await;
+    until(|| of_ours.instances() == std::slice::from_ref(&last)).await;
     assert_eq!(theirs.instances(), std::slice::from_ref(&honest));
     for (key, _) in &forged {
         lease.remove(key).await.unwrap();
     }
     lease.remove(&last.key()).await.unwrap();
-    soon(until_instances(&of_ours, &[])).await;
+    until(|| of_ours.instances().is_empty()).await;
     assert_eq!(theirs.instances(), [honest]);
-}
-
-async fn until_instances(client: &Client<(), ()>, expected: &[InstanceRecord]) {
-    while client.instances() != expected {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }

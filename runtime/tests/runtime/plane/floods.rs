@@ -31,7 +31,7 @@ fn head(endpoint: &str) -> RequestHead {
 #[tokio::test]
 async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
     const ITEM_BYTES: usize = 64 << 10;
-    let mut victim = Victim::start(WireConfig {
+    let (mut victim, mut peer) = Victim::and_peer(WireConfig {
         write_timeout: Duration::from_secs(1),
         max_outbox_bytes: 1 << 20,
         ..deaf()
@@ -47,7 +47,6 @@ async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
         }))
     };
     let _bulky = serve(&*victim.pair.callee, &name("bulky"), 1, bulky).await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
     for stream in 1..=8 {
         peer.request(stream, "bulky", 100_000).await;
     }
@@ -73,13 +72,12 @@ async fn a_flood_of_requests_or_pings_is_held_back_by_its_own_answers() {
     let refused = frame(FrameKind::Request, 1, &request("nothing", 1)).repeat(1000);
     let pings = frame(FrameKind::Ping, 0, &[0; 4000]).repeat(15);
     for flood in [refused, pings] {
-        let mut victim = Victim::start(WireConfig {
+        let (mut victim, mut peer) = Victim::and_peer(WireConfig {
             write_timeout: Duration::from_secs(1),
             max_outbox_bytes: 1 << 20,
             ..deaf()
         })
         .await;
-        let mut peer = Peer::greeted_by(victim.process()).await;
         let mut sent = 0;
         while sent < 1 << 30 && peer.try_send(&flood).await.is_ok() {
             sent += flood.len();
@@ -94,8 +92,7 @@ async fn a_flood_of_requests_or_pings_is_held_back_by_its_own_answers() {
 async fn forty_thousand_requests_leave_nothing_behind() {
     // Half of them begin a stream: more than may be open at a time.
     const REQUESTS: u32 = 40_000;
-    let mut victim = Victim::start(deaf()).await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
+    let (mut victim, mut peer) = Victim::and_peer(deaf()).await;
     let known = request("hang", 0);
     let cancel = encode_payload(&cancel(true)).unwrap();
     let mut answered = 0;
@@ -130,13 +127,12 @@ async fn forty_thousand_requests_leave_nothing_behind() {
 #[tokio::test]
 async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     const BUDGET: usize = 128 << 20;
-    let mut victim = Victim::start(WireConfig {
+    let (mut victim, mut peer) = Victim::and_peer(WireConfig {
         max_memory_bytes: 2 * BUDGET,
         max_connection_memory_bytes: BUDGET,
         ..deaf()
     })
     .await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
     // Headers are limited to a small part of a request.
     let swollen = |stream: u32| {
         let head = RequestHead {
@@ -186,12 +182,11 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
 #[tokio::test]
 async fn a_request_counts_by_what_it_becomes() {
     const VALUES: usize = 4 << 20;
-    let mut victim = Victim::start(WireConfig {
+    let (mut victim, mut peer) = Victim::and_peer(WireConfig {
         max_connection_memory_bytes: 128 << 20,
         ..deaf()
     })
     .await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
     let nils = encode_payload(&BTreeMap::from([("annotations", vec![(); VALUES])])).unwrap();
     let tokens = BTreeMap::from([("tokens", vec![1; VALUES])]);
     let tokens = encode_payload(&BTreeMap::from([("input", tokens)])).unwrap();
@@ -211,12 +206,11 @@ async fn a_request_counts_by_what_it_becomes() {
 
 #[tokio::test]
 async fn streams_over_the_limit_are_overloaded_and_those_open_stay() {
-    let mut victim = Victim::start(WireConfig {
+    let (mut victim, mut peer) = Victim::and_peer(WireConfig {
         max_streams: 10,
         ..deaf()
     })
     .await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
     for stream in 1..=1000 {
         peer.request(stream, "hang", 1).await;
     }
@@ -300,8 +294,7 @@ async fn strangers_keep_no_caller_out() {
 /// Cancels and credits need no responses: a flood of them delays no other connection.
 #[tokio::test]
 async fn a_flood_of_cancels_and_credits_delays_nobody() {
-    let mut victim = Victim::start(deaf()).await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
+    let (mut victim, mut peer) = Victim::and_peer(deaf()).await;
     let cancel = encode_payload(&cancel(true)).unwrap();
     let credit = encode_payload(&genset_wire::Credit { items: 1 }).unwrap();
     let mut flood = Vec::new();

@@ -59,8 +59,7 @@ async fn breaking_the_protocol_ends_the_connection_and_says_why() {
 
 #[tokio::test]
 async fn unknown_streams_are_nobodys_and_harm_nobody() {
-    let victim = Victim::start(deaf()).await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
+    let (_victim, mut peer) = Victim::and_peer(deaf()).await;
     for stream in [0, 1, 99, u32::MAX] {
         peer.send(FrameKind::Credit, stream, &Credit { items: 3 })
             .await;
@@ -73,8 +72,7 @@ async fn unknown_streams_are_nobodys_and_harm_nobody() {
 
 #[tokio::test]
 async fn a_peer_that_stops_in_mid_frame_counts_as_dead() {
-    let mut victim = Victim::start(wary()).await;
-    let mut peer = Peer::greeted_by(victim.process()).await;
+    let (mut victim, mut peer) = Victim::and_peer(wary()).await;
     let whole = frame(FrameKind::Request, 1, &request("hang", 5));
     peer.send_bytes(&whole[..whole.len() / 2]).await;
     assert!(soon(peer.told_without_pongs()).await.is_none());

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use super::suite::{Pair, streaming};
 use super::{deaf, wary};
 use crate::child::{Child, say};
-use crate::support::{ctx, over_tcp, soon};
+use crate::support::{ctx, over_tcp, soon, until};
 
 /// Set in the environment of a worker.
 const CHILD: &str = "GENSET_TEST_PLANE_CHILD";
@@ -103,12 +103,7 @@ async fn a_stopped_worker_counts_as_dead_after_its_time() {
     assert!(!pair.caller.is_reachable(&worker.address));
     // It resumes, and is found again.
     worker.process.signal(Signal::CONT);
-    soon(async {
-        while !pair.caller.is_reachable(&worker.address) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    until(|| pair.caller.is_reachable(&worker.address)).await;
     let again = pair.call_at::<(), u32>(&worker.address, (), ctx()).await;
     assert_eq!(soon(again.unwrap().next()).await.unwrap().unwrap(), 0);
 }

@@ -7,7 +7,7 @@ use genset_backend_common::{MetricsRegistry, RequestContext};
 use genset_runtime::plane::{ResponseStream, Served, WireConfig};
 use tokio::sync::Notify;
 
-use super::scripted::until_counted;
+use super::scripted::{Peer, until_counted};
 use super::suite::{Pair, border::deaf, count, name, serve, sevens, streaming};
 use super::tcp::process;
 use crate::support::{ctx, over_tcp, soon};
@@ -56,6 +56,13 @@ impl Victim {
             go_on,
             open,
         }
+    }
+
+    /// Such a worker, and a peer that greeted it.
+    pub(super) async fn and_peer(config: WireConfig) -> (Self, Peer) {
+        let victim = Self::start(config).await;
+        let peer = Peer::greeted_by(victim.process()).await;
+        (victim, peer)
     }
 
     pub(super) fn process(&self) -> &str {
