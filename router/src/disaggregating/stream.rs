@@ -289,24 +289,26 @@ impl TwoLegs {
         Output::cancelled(&self.ctx, prompt, self.passed())
     }
 
-    fn poll_prefill(&mut self, cx: &mut Context<'_>) -> Poll<Option<Option<Item>>> {
+    /// Returns the terminal of an answer whose leg failed.
+    fn failed(&mut self, leg: Leg, error: EngineError) -> Option<Item> {
+        self.parts.metrics.failed(leg, error.kind());
+        Some(self.end(Err(error)))
+    }
+
+    fn poll_prefill(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
         let Stage::Prefill(outputs) = &mut self.stage else {
-            return Poll::Ready(Some(None));
+            return Poll::Ready(None);
         };
-        let item = match ready!(Pin::new(outputs).poll_next(cx)) {
+        Poll::Ready(match ready!(Pin::new(outputs).poll_next(cx)) {
             Some(Ok(Output::Tokens(chunk))) => self.take_first(chunk),
             Some(Ok(Output::Finished(finished))) => self.prefilled(*finished),
             Some(Ok(other)) => Some(Ok(other)),
-            Some(Err(error)) => {
-                self.parts.metrics.failed(Leg::Prefill, error.kind());
-                Some(self.end(Err(error)))
-            }
+            Some(Err(error)) => self.failed(Leg::Prefill, error),
             None => {
                 self.stage = Stage::Ended;
-                return Poll::Ready(None);
+                None
             }
-        };
-        Poll::Ready(Some(item))
+        })
     }
 
     fn poll_handing(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
@@ -328,8 +330,7 @@ impl TwoLegs {
                             error
                         }
                     };
-                    self.parts.metrics.failed(Leg::Decode, error.kind());
-                    Some(self.end(Err(error)))
+                    self.failed(Leg::Decode, error)
                 }
             });
         }
@@ -337,9 +338,9 @@ impl TwoLegs {
         Poll::Ready(Some(self.cancelled()))
     }
 
-    fn poll_decode(&mut self, cx: &mut Context<'_>) -> Poll<Option<Option<Item>>> {
+    fn poll_decode(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
         let Stage::Decode(decode) = &mut self.stage else {
-            return Poll::Ready(Some(None));
+            return Poll::Ready(None);
         };
         let item = ready!(Pin::new(&mut decode.outputs).poll_next(cx));
         self.now.store(id_of(&decode.holder), Ordering::Relaxed);
@@ -347,18 +348,14 @@ impl TwoLegs {
             self.held = None;
             self.parts.metrics.handed_over_in(self.since.elapsed());
         }
-        let item = match item {
+        Poll::Ready(match item {
             Some(Ok(output)) => self.pass(output),
-            Some(Err(error)) => {
-                self.parts.metrics.failed(Leg::Decode, error.kind());
-                Some(self.end(Err(error)))
-            }
+            Some(Err(error)) => self.failed(Leg::Decode, error),
             None => {
                 self.stage = Stage::Ended;
-                return Poll::Ready(None);
+                None
             }
-        };
-        Poll::Ready(Some(item))
+        })
     }
 }
 
@@ -371,14 +368,12 @@ impl Stream for TwoLegs {
             let polled = match this.stage {
                 Stage::Ended => return Poll::Ready(None),
                 Stage::Prefill(_) => ready!(this.poll_prefill(cx)),
-                Stage::Handing(..) => Some(ready!(this.poll_handing(cx))),
+                Stage::Handing(..) => ready!(this.poll_handing(cx)),
                 Stage::Decode(_) => ready!(this.poll_decode(cx)),
             };
-            match polled {
-                None => return Poll::Ready(None),
-                Some(Some(item)) => return Poll::Ready(Some(item)),
-                // The item had nothing for the client: continue.
-                Some(None) => {}
+            // Otherwise the item had nothing for the client, or its leg ended.
+            if polled.is_some() {
+                return Poll::Ready(polled);
             }
         }
     }
