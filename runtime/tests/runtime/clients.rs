@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::support::{
-    Answering, ctx, endpoint, finish, listed, record, request, runtime, sample, soon, start, until,
-    worker_config,
+    Answering, ctx, endpoint, finish, handler, listed, record, request, runtime, sample, soon, start,
+    streaming, until, worker_config,
 };
 
 /// Lists an instance that no process serves.
@@ -191,43 +191,32 @@ async fn instances_that_have_not_seen_the_request_are_no_losses() {
     assert_eq!(answers.calls(), 1);
 }
 
-/// Loses the first request after a second, and finishes the next one.
-#[derive(Default)]
-struct LosesFirst {
-    /// What each request says of an earlier instance.
-    began: Mutex<Vec<Option<Instant>>>,
-}
-
-#[async_trait]
-impl Handler<GenerateRequest, Output> for LosesFirst {
-    async fn handle(
-        &self,
-        _request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<ResponseStream<Output>, EngineError> {
-        let is_first = {
-            let mut began = self.began.lock();
-            began.push(ctx.began());
-            began.len() == 1
-        };
-        if is_first {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            return Err(EngineError::new(ErrorKind::Disconnected, "lost"));
-        }
-        let finished = Finish::stop().into_finished(3, 0);
-        let items = [Ok(Output::Finished(Box::new(finished)))];
-        Ok(Box::pin(stream::iter(items)))
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn the_next_instance_learns_when_the_lost_one_got_the_request() {
     let (runtime, _) = runtime();
     let endpoint = endpoint(&runtime, "generate");
-    let handler = Arc::new(LosesFirst::default());
+    // What each request says of an earlier instance.
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let began = Arc::clone(&told);
+    let loses_first = handler(move |_: GenerateRequest, ctx: RequestContext| {
+        let is_first = {
+            let mut began = began.lock();
+            began.push(ctx.began());
+            began.len() == 1
+        };
+        async move {
+            if is_first {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                return Err(EngineError::new(ErrorKind::Disconnected, "lost"));
+            }
+            let finished = Finish::stop().into_finished(3, 0);
+            let items = [Ok(Output::Finished(Box::new(finished)))];
+            streaming(stream::iter(items)).await
+        }
+    });
     let mut servings = Vec::new();
     for id in [1, 2] {
-        servings.push(listed::<GenerateRequest, Output>(&endpoint, id, handler.clone()).await);
+        servings.push(listed(&endpoint, id, Arc::clone(&loses_first)).await);
     }
     let client = endpoint.client();
     until_known(&client, 2).await;
@@ -236,7 +225,7 @@ async fn the_next_instance_learns_when_the_lost_one_got_the_request() {
     let routed = client.route(request(1), ctx(), &[]).await.unwrap();
     assert_eq!((routed.began, since.elapsed().as_secs()), (since, 1));
     finish(routed.outputs).await.unwrap();
-    assert_eq!(*handler.began.lock(), [None, Some(since)]);
+    assert_eq!(*told.lock(), [None, Some(since)]);
 }
 
 #[tokio::test]

@@ -1,13 +1,12 @@
 //! Asking the workers of a model for their load.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{EngineConfig, ErrorKind, ModelCard, Role, handles::Load};
 use genset_runtime::{EndpointName, InstanceId, LiveModel, LoadClient, Pool, endpoints};
 
-use crate::support::{Answering, Silent, endpoint, listed, runtime, until};
+use crate::support::{Answering, endpoint, listed, runtime, silent, until};
 
 #[tokio::test(start_paused = true)]
 async fn each_worker_of_a_model_says_its_load_or_why_there_is_none() {
@@ -20,7 +19,7 @@ async fn each_worker_of_a_model_says_its_load_or_why_there_is_none() {
     let prefill = Answering::new(move |()| Ok(vec![busy(3), busy(4)]));
     let decode = Answering::new(move |()| Ok(vec![busy(5)]));
     let _prefill = listed(&load, 1, prefill).await;
-    let _silent = listed::<(), Load>(&load, 2, Arc::new(Silent)).await;
+    let _silent = listed::<(), Load>(&load, 2, silent()).await;
     let _decode = listed(&load, 3, decode).await;
     let pool = |instances: &[u64]| Pool {
         endpoint: endpoint(&runtime, "generate").name().clone(),

@@ -4,25 +4,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream;
 use genset_backend_common::context::Explanation;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::RequestLimits;
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, ModelCard, RequestContext,
+    EngineConfig, ErrorKind, ModelCard, RequestContext,
     card::{Artifact, ArtifactRef},
 };
 use genset_runtime::discovery::{Discovery, Entry, InstanceRecord};
-use genset_runtime::plane::{Handler, ResponseStream};
+use genset_runtime::plane::Handler;
 use genset_runtime::{
     ArtifactRequest, EndpointName, InstanceId, LiveModel, ModelDirectory, SelectionMode,
 };
 
 use crate::support::{
-    Answering, PATIENCE, Silent, ctx, finish, listed, record, request, runtime, sample, shut_down,
-    soon, start, until, worker_config,
+    Answering, PATIENCE, ctx, finish, handler, listed, record, request, runtime, sample, shut_down,
+    silent, soon, start, streaming, until, worker_config,
 };
 
 /// Waits for the only model.
@@ -255,27 +254,6 @@ fn lie_of(id: u64, artifacts: Vec<ArtifactRef>) -> Entry {
     }
 }
 
-/// Sends zeros, or only empty chunks, as long as the reader reads.
-struct Endless {
-    chunk: Bytes,
-    sent: Arc<AtomicUsize>,
-}
-
-#[async_trait]
-impl Handler<ArtifactRequest, Bytes> for Endless {
-    async fn handle(
-        &self,
-        _request: ArtifactRequest,
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<Bytes>, EngineError> {
-        let (chunk, sent) = (self.chunk.clone(), Arc::clone(&self.sent));
-        Ok(Box::pin(stream::repeat_with(move || {
-            sent.fetch_add(chunk.len().max(1), Ordering::SeqCst);
-            Ok(chunk.clone())
-        })))
-    }
-}
-
 #[tokio::test]
 async fn a_file_without_end_is_left_at_the_length_that_its_card_names() {
     for (size, chunk, most) in [
@@ -285,9 +263,14 @@ async fn a_file_without_end_is_left_at_the_length_that_its_card_names() {
     ] {
         let (runtime, discovery) = runtime();
         let sent = Arc::new(AtomicUsize::new(0));
-        let endless: Arc<dyn Handler<ArtifactRequest, Bytes>> = Arc::new(Endless {
-            chunk: vec![0; chunk].into(),
-            sent: Arc::clone(&sent),
+        let (zeros, counted) = (Bytes::from(vec![0_u8; chunk]), Arc::clone(&sent));
+        // As long as the reader reads.
+        let endless = handler(move |_: ArtifactRequest, _ctx: RequestContext| {
+            let (chunk, sent) = (zeros.clone(), Arc::clone(&counted));
+            streaming(stream::repeat_with(move || {
+                sent.fetch_add(chunk.len().max(1), Ordering::SeqCst);
+                Ok(chunk.clone())
+            }))
         });
         let name = EndpointName::default().sibling("artifacts").unwrap();
         let _artifacts = listed(&runtime.endpoint(name), 1, endless).await;
@@ -322,12 +305,11 @@ async fn a_worker_that_says_nothing_keeps_nobody_from_the_others() {
     let (runtime, discovery) = runtime();
     let artifact = Artifact::new("tokenizer.json", *b"{}");
     let content = Bytes::from_static(b"{}");
-    let silent: Arc<dyn Handler<ArtifactRequest, Bytes>> = Arc::new(Silent);
     let honest: Arc<dyn Handler<ArtifactRequest, Bytes>> =
         Answering::new(move |_: ArtifactRequest| Ok(vec![content.clone()]));
     let name = EndpointName::default().sibling("artifacts").unwrap();
     let endpoint = runtime.endpoint(name);
-    let _silent = listed(&endpoint, 1, silent).await;
+    let _silent = listed::<ArtifactRequest, Bytes>(&endpoint, 1, silent()).await;
     let _honest = listed(&endpoint, 2, honest).await;
     let lease = discovery.lease().await.unwrap();
     for id in [1, 2] {

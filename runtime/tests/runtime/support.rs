@@ -1,10 +1,11 @@
 //! Runtimes, endpoints and Workers for tests.
 
+use std::future::{Ready, ready};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
+use futures_util::{Stream, StreamExt, stream};
 use genset_backend_common::output::{self, Finish, Usage};
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
@@ -117,18 +118,47 @@ where
     }
 }
 
-/// Accepts requests and never sends an item.
-pub(crate) struct Silent;
+/// A handler that is a function.
+struct Function<A>(A);
 
 #[async_trait]
-impl<Req: Send + 'static, Resp: Send + 'static> Handler<Req, Resp> for Silent {
+impl<A, F, Req, Resp> Handler<Req, Resp> for Function<A>
+where
+    A: Fn(Req, RequestContext) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<ResponseStream<Resp>, EngineError>> + Send + 'static,
+    Req: Send + 'static,
+    Resp: Send + 'static,
+{
     async fn handle(
         &self,
-        _request: Req,
-        _ctx: RequestContext,
+        request: Req,
+        ctx: RequestContext,
     ) -> Result<ResponseStream<Resp>, EngineError> {
-        Ok(Box::pin(stream::pending()))
+        (self.0)(request, ctx).await
     }
+}
+
+pub(crate) fn handler<A, F, Req, Resp>(answer: A) -> Arc<dyn Handler<Req, Resp>>
+where
+    A: Fn(Req, RequestContext) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<ResponseStream<Resp>, EngineError>> + Send + 'static,
+    Req: Send + 'static,
+    Resp: Send + 'static,
+{
+    Arc::new(Function(answer))
+}
+
+/// A response of these items.
+pub(crate) fn streaming<T: Send + 'static>(
+    items: impl Stream<Item = Result<T, EngineError>> + Send + 'static,
+) -> Ready<Result<ResponseStream<T>, EngineError>> {
+    let items: ResponseStream<T> = Box::pin(items);
+    ready(Ok(items))
+}
+
+/// Accepts requests and never sends an item.
+pub(crate) fn silent<Req: Send + 'static, Resp: Send + 'static>() -> Arc<dyn Handler<Req, Resp>> {
+    handler(|_: Req, _ctx: RequestContext| streaming(stream::pending()))
 }
 
 /// The record of an instance at this address, without a card.

@@ -13,17 +13,18 @@ use std::future::{Ready, ready};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::{Stream, StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt};
 use genset_backend_common::{EngineError, MetricsRegistry, RequestContext};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{
-    ErasedHandler, Handler, Payload, RequestPlane, ResponseStream, Served, WireConfig, call,
+    ErasedHandler, Payload, RequestPlane, ResponseStream, Served, WireConfig, call,
 };
 use genset_runtime::{EndpointName, InstanceId};
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::support::{ctx, soon};
+pub(crate) use crate::support::streaming;
+use crate::support::{ctx, handler, soon};
 
 pub(crate) use self::{border::*, cancellation::*, responses::*, streams::*};
 
@@ -212,28 +213,7 @@ where
     Req: Payload,
     Resp: Payload,
 {
-    let handler: Arc<dyn Handler<Req, Resp>> = Arc::new(Answer(answer));
-    Arc::new(ErasedHandler::new(handler))
-}
-
-/// A handler that is a function.
-struct Answer<A>(A);
-
-#[async_trait]
-impl<A, F, Req, Resp> Handler<Req, Resp> for Answer<A>
-where
-    A: Fn(Req, RequestContext) -> F + Send + Sync + 'static,
-    F: Future<Output = Result<ResponseStream<Resp>, EngineError>> + Send + 'static,
-    Req: Send + 'static,
-    Resp: Send + 'static,
-{
-    async fn handle(
-        &self,
-        request: Req,
-        ctx: RequestContext,
-    ) -> Result<ResponseStream<Resp>, EngineError> {
-        (self.0)(request, ctx).await
-    }
+    Arc::new(ErasedHandler::new(handler(answer)))
 }
 
 /// A complete response.
@@ -250,14 +230,6 @@ pub(crate) async fn count(
     _ctx: RequestContext,
 ) -> Result<ResponseStream<u32>, EngineError> {
     items(0..below)
-}
-
-/// A response of these items.
-pub(crate) fn streaming<T: Send + 'static>(
-    items: impl Stream<Item = Result<T, EngineError>> + Send + 'static,
-) -> Ready<Result<ResponseStream<T>, EngineError>> {
-    let items: ResponseStream<T> = Box::pin(items);
-    ready(Ok(items))
 }
 
 /// Yields 0, and then 7 for each notification.
