@@ -16,8 +16,8 @@ use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher, hash_b
 use genset_backend_common::output::{self, Finish};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    EngineConfig, EngineError, GenerateRequest, ModelCard, OutputStream, RequestContext, TokenId,
-    handles::Load,
+    EngineConfig, EngineError, GenerateRequest, ModelCard, Output, OutputStream, RequestContext,
+    TokenId, handles::Load,
 };
 use genset_runtime::plane::{Handler, ResponseStream};
 use genset_runtime::{
@@ -44,13 +44,23 @@ struct Fake {
     ranks: Mutex<Vec<Option<u32>>>,
 }
 
-struct Part<T>(Arc<Fake>, std::marker::PhantomData<T>);
-struct Generates;
-struct Events;
-struct Loads;
+/// An endpoint of a worker.
+struct Part<A>(Arc<Fake>, A);
 
-fn part<T>(fake: &Arc<Fake>) -> Arc<Part<T>> {
-    Arc::new(Part(Arc::clone(fake), std::marker::PhantomData))
+#[async_trait]
+impl<A, Req, Resp> Handler<Req, Resp> for Part<A>
+where
+    A: Fn(&Fake, Req, RequestContext) -> ResponseStream<Resp> + Send + Sync + 'static,
+    Req: Send + 'static,
+    Resp: Send + 'static,
+{
+    async fn handle(
+        &self,
+        request: Req,
+        ctx: RequestContext,
+    ) -> Result<ResponseStream<Resp>, EngineError> {
+        Ok((self.1)(&self.0, request, ctx))
+    }
 }
 
 fn blocks_of(tokens: &[TokenId]) -> Vec<BlockHash> {
@@ -59,20 +69,15 @@ fn blocks_of(tokens: &[TokenId]) -> Vec<BlockHash> {
     hash_blocks(None, tokens, size)
 }
 
-#[async_trait]
-impl Handler<GenerateRequest, genset_backend_common::Output> for Part<Generates> {
-    async fn handle(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<ResponseStream<genset_backend_common::Output>, EngineError> {
+impl Fake {
+    fn generate(&self, request: GenerateRequest, ctx: RequestContext) -> ResponseStream<Output> {
         let tokens = request.tokens().unwrap_or_default().to_vec();
         let blocks = blocks_of(&tokens);
         let kv = match request.data_parallel_rank {
-            Some(rank) => self.0.kv.of_rank(rank),
-            None => self.0.kv.clone(),
+            Some(rank) => self.kv.of_rank(rank),
+            None => self.kv.clone(),
         };
-        self.0.ranks.lock().push(request.data_parallel_rank);
+        self.ranks.lock().push(request.data_parallel_rank);
         let held = kv.subscribe().snapshot.blocks;
         let is_held = |block: &&BlockHash| held.iter().any(|stored| stored.hash == **block);
         let cached = blocks.iter().take_while(is_held).count() * 16;
@@ -80,10 +85,10 @@ impl Handler<GenerateRequest, genset_backend_common::Output> for Part<Generates>
             parent: None,
             blocks,
         });
-        self.0.asked.lock().push(tokens);
-        let mut may = self.0.may_answer.subscribe();
+        self.asked.lock().push(tokens);
+        let mut may = self.may_answer.subscribe();
         let ctx = ctx.with_prompt_tokens(request.prompt_tokens().unwrap_or_default());
-        let outputs = output::stream(ctx, |out| async move {
+        Box::pin(output::stream(ctx, |out| async move {
             let count = may
                 .wait_for(Option::is_some)
                 .await
@@ -92,23 +97,28 @@ impl Handler<GenerateRequest, genset_backend_common::Output> for Part<Generates>
                 out.token(token).await?;
             }
             Ok(Finish::length().with_cached_tokens(u32::try_from(cached).unwrap()))
-        });
-        Ok(Box::pin(outputs))
+        }))
     }
-}
 
-#[async_trait]
-impl Handler<(), KvItem> for Part<Events> {
-    async fn handle(
-        &self,
-        (): (),
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<KvItem>, EngineError> {
-        let scripted = std::mem::take(&mut *self.0.items.lock());
+    fn events(&self) -> ResponseStream<KvItem> {
+        let scripted = std::mem::take(&mut *self.items.lock());
         if !scripted.is_empty() {
-            return Ok(Box::pin(stream::iter(scripted.into_iter().map(Ok))));
+            return Box::pin(stream::iter(scripted.into_iter().map(Ok)));
         }
-        Ok(items_of(&self.0.kv))
+        items_of(&self.kv)
+    }
+
+    fn loads(&self) -> ResponseStream<Load> {
+        Box::pin(stream::unfold(
+            (self.load.subscribe(), true),
+            |(mut load, is_first)| async move {
+                if !is_first {
+                    load.changed().await.ok()?;
+                }
+                let now = *load.borrow_and_update();
+                Some((Ok(now), (load, false)))
+            },
+        ))
     }
 }
 
@@ -120,38 +130,6 @@ fn items_of(kv: &KvEventPublisher) -> ResponseStream<KvItem> {
         Some((Ok(KvItem::Change(event)), subscription))
     });
     Box::pin(stream::iter([Ok(KvItem::Snapshot(snapshot))]).chain(changes))
-}
-
-#[async_trait]
-impl Handler<u32, KvItem> for Part<Events> {
-    async fn handle(
-        &self,
-        rank: u32,
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<KvItem>, EngineError> {
-        Ok(items_of(&self.0.kv.of_rank(rank)))
-    }
-}
-
-#[async_trait]
-impl Handler<(), Load> for Part<Loads> {
-    async fn handle(
-        &self,
-        (): (),
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<Load>, EngineError> {
-        let loads = stream::unfold(
-            (self.0.load.subscribe(), true),
-            |(mut load, is_first)| async move {
-                if !is_first {
-                    load.changed().await.ok()?;
-                }
-                let now = *load.borrow_and_update();
-                Some((Ok(now), (load, false)))
-            },
-        );
-        Ok(Box::pin(loads))
-    }
 }
 
 fn name() -> EndpointName {
@@ -203,11 +181,13 @@ impl Site {
         }
         let id = InstanceId(id);
         let at = |endpoint: &str| self.runtime.endpoint(name().sibling(endpoint).unwrap());
-        let generate: Arc<dyn Handler<GenerateRequest, genset_backend_common::Output>> =
-            part::<Generates>(&fake);
-        let events: Arc<dyn Handler<(), KvItem>> = part::<Events>(&fake);
-        let load: Arc<dyn Handler<(), Load>> = part::<Loads>(&fake);
-        let rank_events: Arc<dyn Handler<u32, KvItem>> = part::<Events>(&fake);
+        let generate = Arc::new(Part(fake.clone(), Fake::generate));
+        let events = |fake: &Fake, (): (), _: RequestContext| fake.events();
+        let events = Arc::new(Part(fake.clone(), events));
+        let load = |fake: &Fake, (): (), _: RequestContext| fake.loads();
+        let load = Arc::new(Part(fake.clone(), load));
+        let of_rank = |fake: &Fake, rank: u32, _: RequestContext| items_of(&fake.kv.of_rank(rank));
+        let rank_events = Arc::new(Part(fake.clone(), of_rank));
         let servings = vec![
             at(endpoints::KV_RANK_EVENTS)
                 .serve_as(id, rank_events)
