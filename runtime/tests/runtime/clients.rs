@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::support::{
-    Answering, ctx, endpoint, finish, handler, listed, record, request, runtime, sample, soon, start,
-    streaming, until, worker_config,
+    Answering, ctx, endpoint, finish, handler, listed, record, request, runtime, sample, soon,
+    start, streaming, until, worker_config,
 };
 
 /// Lists an instance that no process serves.
