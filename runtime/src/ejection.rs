@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use genset_backend_common::log_limit::OncePerMinute;
 use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::{
@@ -14,7 +15,6 @@ use genset_backend_common::{
 };
 
 use crate::instances::Instance;
-use crate::log_limit::LogLimit;
 #[cfg(feature = "cli")]
 use crate::network_args::{in_seconds, positive_seconds};
 use crate::plane::ResponseStream;
@@ -81,7 +81,7 @@ impl Ejections {
             count: self
                 .counts
                 .get_or_create_owned(&[("model", pool.to_owned())]),
-            logged: LogLimit::default(),
+            logged: OncePerMinute::default(),
         }
     }
 }
@@ -91,7 +91,7 @@ impl Ejections {
 pub(crate) struct PoolEjections {
     config: EjectionConfig,
     count: Counter,
-    logged: LogLimit,
+    logged: OncePerMinute,
 }
 
 /// A request at an instance, whose end tells of the instance.
