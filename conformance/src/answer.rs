@@ -18,7 +18,8 @@ pub struct Answer {
 
 impl Answer {
     /// The answer of a stream that broke no rule.
-    pub(crate) fn of(items: Vec<Result<Output, EngineError>>) -> Self {
+    #[must_use]
+    pub fn of(items: Vec<Result<Output, EngineError>>) -> Self {
         Self {
             items,
             violation: None,

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use genset_backend_common::byte_size::ByteSize;
-use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
     CancelReason, DrainContext, EngineControls, EngineError, ErrorKind, GenerateRequest,
-    GuidedDecoding, LLMEngine, Output, RequestContext, Role, StartContext, TokenId, async_trait,
+    GuidedDecoding, LLMEngine, RequestContext, Role, StartContext, TokenId, async_trait,
     controls::Adapter,
     handles::{Load, LoadPublisher},
     transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };
+use genset_conformance::Answer;
 use genset_devtools::synthetic::make_adapter;
 use genset_devtools::tiny_chat;
 use genset_engine_candle::load::Quantization;
@@ -56,26 +56,18 @@ impl Live {
 
     async fn answer(&self, request: GenerateRequest, id: &str) -> Result<Answer, EngineError> {
         let ctx = RequestContext::new(id);
-        let mut outputs = self.engine.generate(request, ctx).await?;
-        let mut answer = Answer::default();
-        while let Some(item) = outputs.next().await {
-            match item? {
-                Output::Tokens(chunk) => answer.take(&chunk.token_ids, chunk.logprobs),
-                Output::Finished(finished) => {
-                    answer.take(&finished.last.token_ids, finished.last.logprobs.clone());
-                    answer.finished = Some(*finished);
-                }
-                Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {}
-            }
+        let outputs = self.engine.generate(request, ctx).await?;
+        let answer = Answer::of(outputs.collect().await);
+        match answer.error() {
+            Some(error) => Err(error.clone()),
+            None => Ok(answer),
         }
-        Ok(answer)
     }
 
     /// Runs the first leg; returns where the blocks are.
     async fn prefill(&self, request: &GenerateRequest, id: &str) -> (Answer, TransferParams) {
-        let mut answer = self.answer(request.clone(), id).await.unwrap();
-        let finished = answer.finished.as_mut().unwrap();
-        let transfer = finished.transfer.take().unwrap();
+        let answer = self.answer(request.clone(), id).await.unwrap();
+        let transfer = answer.finished().unwrap().transfer.clone().unwrap();
         (answer, transfer)
     }
 
@@ -86,20 +78,6 @@ impl Live {
         let freed = load.wait_for(is_free);
         let freed = tokio::time::timeout(Duration::from_secs(60), freed);
         freed.await.unwrap().unwrap();
-    }
-}
-
-#[derive(Debug, Default)]
-struct Answer {
-    tokens: Vec<TokenId>,
-    logprobs: Vec<TokenLogprob>,
-    finished: Option<Finished>,
-}
-
-impl Answer {
-    fn take(&mut self, tokens: &[TokenId], logprobs: Vec<TokenLogprob>) {
-        self.tokens.extend_from_slice(tokens);
-        self.logprobs.extend(logprobs);
     }
 }
 
@@ -144,14 +122,13 @@ async fn both_legs_answer_as_one_instance(args: CandleArgs) {
         // Twice: the second time the decode instance has cached most of the blocks.
         for _ in 0..2 {
             let (first, transfer) = prefill.prefill(&request, &id).await;
-            assert_eq!(first.tokens, expected.tokens[..1]);
+            assert_eq!(first.tokens(), expected.tokens()[..1]);
             let mut second = request.clone();
             second.transfer = Some(transfer);
             let answer = decode.answer(second, &id).await.unwrap();
-            assert_eq!(answer.tokens, expected.tokens, "{request:?}");
-            assert_eq!(answer.logprobs, expected.logprobs);
-            let reason = answer.finished.map(|finished| finished.reason);
-            assert_eq!(reason, expected.finished.as_ref().map(|it| it.reason));
+            assert_eq!(answer.tokens(), expected.tokens(), "{request:?}");
+            assert_eq!(answer.logprobs(), expected.logprobs());
+            assert_eq!(answer.reason(), expected.reason());
         }
     }
     prefill.until_free().await;
@@ -204,7 +181,7 @@ async fn blocks_of_another_layout_or_of_other_weights_are_refused_by_what_differ
         // The instance can still serve a whole request.
         let mut whole = request(40);
         whole.transfer = Some(TransferParams::none());
-        assert_eq!(decode.answer(whole, "r").await.unwrap().tokens.len(), 24);
+        assert_eq!(decode.answer(whole, "r").await.unwrap().tokens().len(), 24);
         prefill.engine.abort(&RequestContext::new("r")).await;
         prefill.until_free().await;
     }
@@ -253,7 +230,7 @@ async fn blocks_of_another_adapter_of_that_name_are_refused() {
     prefill.engine.unload_adapter("a").await.unwrap();
     prefill.engine.load_adapter(new).await.unwrap();
     let (first, answer) = legs("new").await;
-    assert_eq!(first.tokens, answer.unwrap().tokens[..1]);
+    assert_eq!(first.tokens(), answer.unwrap().tokens()[..1]);
     prefill.engine.abort(&RequestContext::new("old")).await;
     prefill.until_free().await;
 }
@@ -355,7 +332,7 @@ async fn a_fetch_ends_with_the_place_it_is_for() {
     decode.answer(urgent, "urgent").await.unwrap();
     stuck.fails.notify_one();
     let answer = yielding.join_next().await.unwrap().unwrap().unwrap();
-    assert_eq!(answer.tokens, expected.tokens);
+    assert_eq!(answer.tokens(), expected.tokens());
     decode.until_free().await;
 }
 
@@ -378,7 +355,7 @@ async fn an_answer_whose_blocks_are_here_depends_on_nobody() {
         }
         let mut second = asked.clone();
         second.transfer = Some(transfer);
-        answers.push(decode.answer(second, id).await.unwrap().tokens);
+        answers.push(decode.answer(second, id).await.unwrap().tokens());
     }
     assert_eq!(answers[0], answers[1]);
 }
@@ -400,7 +377,7 @@ async fn many_at_once_share_the_cache_and_leave_nothing() {
             let mut second = request;
             second.transfer = Some(transfer);
             let answer = decode.answer(second, &id).await.unwrap();
-            assert_eq!(answer.tokens, expected.tokens);
+            assert_eq!(answer.tokens(), expected.tokens());
         });
     }
     while let Some(ended) = all.join_next().await {

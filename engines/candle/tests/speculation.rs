@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use genset_backend_common::byte_size::ByteSize;
-use genset_backend_common::output::{Output, PredictionTokens, TokenChunk};
 use genset_backend_common::{
     GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
 };
+use genset_conformance::Answer;
 use genset_devtools::checkout::read_tokenizer;
 use genset_devtools::synthetic::{SyntheticSize, make_model};
 use genset_devtools::tiny_chat;
@@ -88,24 +88,9 @@ fn requests() -> Vec<GenerateRequest> {
     requests
 }
 
-async fn answer(engine: &CandleEngine, request: GenerateRequest) -> (TokenChunk, PredictionTokens) {
-    let mut outputs = engine
-        .generate(request, RequestContext::new("r"))
-        .await
-        .unwrap();
-    let mut whole = TokenChunk::default();
-    loop {
-        let (chunk, end) = match outputs.next().await.unwrap().unwrap() {
-            Output::Tokens(chunk) => (chunk, None),
-            Output::Finished(finished) => (finished.last.clone(), Some(finished)),
-            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => panic!("tokens only"),
-        };
-        whole.token_ids.extend(chunk.token_ids);
-        whole.logprobs.extend(chunk.logprobs);
-        if let Some(finished) = end {
-            return (whole, finished.usage.predictions.unwrap_or_default());
-        }
-    }
+async fn answer(engine: &CandleEngine, request: GenerateRequest) -> Answer {
+    let outputs = engine.generate(request, RequestContext::new("r")).await;
+    Answer::of(outputs.unwrap().collect().await)
 }
 
 async fn started(speculation: SpeculationArgs) -> CandleEngine {
@@ -122,7 +107,7 @@ async fn answers_are_those_without_it_bit_for_bit() {
     let plain = started(SpeculationArgs::default()).await;
     let mut expected = Vec::new();
     for request in requests() {
-        expected.push(answer(&plain, request).await.0);
+        expected.push(answer(&plain, request).await);
     }
     plain.cleanup().await.unwrap();
     for (speculation, least_accepted) in [
@@ -137,9 +122,11 @@ async fn answers_are_those_without_it_bit_for_bit() {
             answers.push(answer(&engine, request).await);
         }
         let (mut accepted, mut rejected) = (0, 0);
-        for ((whole, predictions), expected) in answers.iter().zip(expected.iter().cycle()) {
-            // Log probabilities are compared exactly: equal logits, bit for bit.
-            assert_eq!(whole, expected, "{speculation:?}");
+        for (answer, expected) in answers.iter().zip(expected.iter().cycle()) {
+            assert_eq!(answer.tokens(), expected.tokens(), "{speculation:?}");
+            // Compared exactly: equal logits, bit for bit.
+            assert_eq!(answer.logprobs(), expected.logprobs(), "{speculation:?}");
+            let predictions = answer.usage().unwrap().predictions.unwrap_or_default();
             accepted += predictions.accepted;
             rejected += predictions.rejected;
         }

@@ -142,7 +142,7 @@ fn last_user_message(chat: &ChatInput) -> Result<String, EngineError> {
 #[cfg(test)]
 mod tests {
     use futures_util::StreamExt;
-    use genset_backend_common::Output;
+    use genset_conformance::Answer;
     use serde_json::json;
 
     use super::*;
@@ -150,21 +150,9 @@ mod tests {
     async fn echo(request: GenerateRequest) -> (String, u32) {
         let engine = EchoFull::from_args(&EchoArgs::default());
         engine.start(StartContext::detached(1)).await.unwrap();
-        let mut outputs = engine
-            .generate(request, RequestContext::new("r"))
-            .await
-            .unwrap();
-        let mut text = String::new();
-        while let Some(item) = outputs.next().await {
-            match item.unwrap() {
-                Output::Text(chunk) => text += &chunk.text,
-                Output::Finished(finished) => return (text, finished.usage.total_tokens()),
-                Output::Tokens(_) | Output::Embeddings(_) | Output::Scores(_) => {
-                    panic!("text only")
-                }
-            }
-        }
-        panic!("no terminal");
+        let outputs = engine.generate(request, RequestContext::new("r")).await;
+        let answer = Answer::of(outputs.unwrap().collect().await);
+        (answer.text(), answer.usage().unwrap().total_tokens())
     }
 
     #[tokio::test(start_paused = true)]

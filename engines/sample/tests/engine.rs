@@ -11,6 +11,7 @@ use genset_backend_common::{
     CancelReason, ErrorKind, FinishReason, GenerateRequest, LLMEngine, Output, RequestContext,
     RequestField, Role, StartContext,
 };
+use genset_conformance::Answer;
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
 async fn started(token_delay_ms: u64) -> SampleEngine {
@@ -24,19 +25,9 @@ async fn started(token_delay_ms: u64) -> SampleEngine {
 
 /// The tokens of an answer and its finish reason.
 async fn answer(engine: &SampleEngine, request: GenerateRequest) -> (Vec<u32>, FinishReason) {
-    let mut outputs = engine
-        .generate(request, RequestContext::new("r"))
-        .await
-        .unwrap();
-    let mut tokens = Vec::new();
-    while let Some(item) = outputs.next().await {
-        match item.unwrap() {
-            Output::Tokens(chunk) => tokens.extend(chunk.token_ids),
-            Output::Finished(finished) => return (tokens, finished.reason),
-            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => panic!("tokens only"),
-        }
-    }
-    panic!("no terminal");
+    let outputs = engine.generate(request, RequestContext::new("r")).await;
+    let answer = Answer::of(outputs.unwrap().collect().await);
+    (answer.tokens(), answer.reason().unwrap())
 }
 
 fn request(max_tokens: u32) -> GenerateRequest {

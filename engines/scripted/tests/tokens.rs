@@ -14,8 +14,9 @@ use common::{Bytes, answer, script};
 use futures_util::StreamExt;
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    EngineError, FinishReason, GenerateRequest, LLMEngine, Output, RequestContext, StartContext,
+    EngineError, FinishReason, GenerateRequest, LLMEngine, RequestContext, StartContext,
 };
+use genset_conformance::Answer;
 use genset_engine_scripted::{ScriptedEngine, Vocabulary};
 
 fn engine(replies: &str) -> ScriptedEngine {
@@ -98,14 +99,7 @@ async fn logprobs(engine: &ScriptedEngine, top: u32) -> Vec<TokenLogprob> {
     request.output.logprobs = Some(top);
     let ctx = RequestContext::new("r");
     let outputs = engine.generate(request, ctx).await.unwrap();
-    let logprobs = outputs.map(|item| match item.unwrap() {
-        Output::Tokens(chunk) => chunk.logprobs,
-        Output::Finished(_) => Vec::new(),
-        other @ (Output::Text(_) | Output::Embeddings(_) | Output::Scores(_)) => {
-            panic!("{other:?}")
-        }
-    });
-    logprobs.concat().await
+    Answer::of(outputs.collect().await).logprobs()
 }
 
 fn candidate(text: u8, logprob: f32) -> TopLogprob {

@@ -2,6 +2,7 @@
 
 use genset_backend_common::GuidedDecoding;
 use genset_backend_common::output::TokenLogprob;
+use genset_conformance::Answer;
 
 use super::fake::{Guesser, logits_after};
 use super::*;
@@ -36,22 +37,10 @@ fn plain() -> Fake {
 type Whole = (Vec<TokenId>, Vec<TokenLogprob>, Finished);
 
 async fn whole(live: &Live, request: GenerateRequest) -> Whole {
-    let mut outputs = live.send(request).await.unwrap();
-    let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
-    loop {
-        match in_time(outputs.next()).await.unwrap().unwrap() {
-            Output::Tokens(chunk) => {
-                tokens.extend(chunk.token_ids);
-                logprobs.extend(chunk.logprobs);
-            }
-            Output::Finished(finished) => {
-                tokens.extend(&finished.last.token_ids);
-                logprobs.extend(finished.last.logprobs.clone());
-                return (tokens, logprobs, *finished);
-            }
-            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => panic!("tokens only"),
-        }
-    }
+    let outputs = live.send(request).await.unwrap();
+    let answer = Answer::of(in_time(outputs.collect()).await);
+    let finished = answer.finished().unwrap().clone();
+    (answer.tokens(), answer.logprobs(), finished)
 }
 
 /// Asks an engine with and one without drafts, compares, and returns the answers of the former.
