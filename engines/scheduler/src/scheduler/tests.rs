@@ -15,6 +15,15 @@ fn scheduler(limits: Limits, num_blocks: usize) -> Scheduler {
     Scheduler::try_new(limits, num_blocks, 2).unwrap()
 }
 
+fn new(id: u64, prompt: Vec<TokenId>) -> NewSequence {
+    NewSequence {
+        id: SequenceId(id),
+        prompt,
+        priority: 0,
+        root: None,
+    }
+}
+
 /// A prompt that shares no token with the prompts of other ids.
 fn add_with(
     scheduler: &mut Scheduler,
@@ -25,10 +34,8 @@ fn add_with(
     let first = u32::try_from(id).unwrap() * 1000;
     let prompt = (first..first + prompt_tokens).collect();
     scheduler.add(NewSequence {
-        id: SequenceId(id),
-        prompt,
         priority,
-        root: None,
+        ..new(id, prompt)
     })
 }
 
@@ -52,6 +59,11 @@ fn run(scheduler: &mut Scheduler) -> Vec<(u64, usize)> {
         .iter()
         .map(|row| (row.id.0, row.tokens.len()))
         .collect()
+}
+
+fn finish(scheduler: &mut Scheduler, id: u64) {
+    let (id, outcome) = (SequenceId(id), Outcome::Finished);
+    scheduler.commit(&[Report { id, outcome }]);
 }
 
 fn outcome(row: &Scheduled, token: TokenId) -> Outcome {
@@ -101,10 +113,7 @@ fn a_larger_priority_takes_the_place_of_a_smaller_one() {
         (step.preempted.as_slice(), step.rows[0].id),
         ([SequenceId(1)].as_slice(), SequenceId(3))
     );
-    scheduler.commit(&[Report {
-        id: SequenceId(3),
-        outcome: Outcome::Finished,
-    }]);
+    finish(&mut scheduler, 3);
     // No other sequence took its blocks, so only the token after them is computed again.
     assert_eq!(run(&mut scheduler), [(1, 1)]);
     assert_eq!(
@@ -149,10 +158,7 @@ fn growth_preempts_the_newest_which_goes_on_later() {
     let step = scheduler.plan();
     assert_eq!(step.preempted, [SequenceId(2)]);
     assert_eq!(step.rows.len(), 1);
-    scheduler.commit(&[Report {
-        id: SequenceId(1),
-        outcome: Outcome::Finished,
-    }]);
+    finish(&mut scheduler, 1);
     let step = scheduler.plan();
     assert_eq!(
         scheduler.sequence(SequenceId(2)).unwrap().tokens(),
@@ -198,10 +204,7 @@ fn a_paused_sequence_makes_nothing_and_yields_first() {
         (step.preempted[0], step.rows[0].id),
         (SequenceId(1), SequenceId(2))
     );
-    scheduler.commit(&[Report {
-        id: SequenceId(2),
-        outcome: Outcome::Finished,
-    }]);
+    finish(&mut scheduler, 2);
     assert!(scheduler.plan().is_empty());
     scheduler.set_paused(SequenceId(1), false);
     assert_eq!(run(&mut scheduler), [(1, 1)]);
@@ -221,13 +224,11 @@ fn sequences_of_different_roots_share_no_block() {
     let expected = roots.map(|root| (root, 0)).into_iter();
     let expected = expected.chain(roots.map(|root| (root, 4)));
     for (id, (root, cached)) in (1..).zip(expected) {
-        let new = NewSequence {
-            id: SequenceId(id),
-            prompt: vec![1, 2, 3, 4, 5],
-            priority: 0,
+        let sequence = NewSequence {
             root,
+            ..new(id, vec![1, 2, 3, 4, 5])
         };
-        scheduler.add(new).unwrap();
+        scheduler.add(sequence).unwrap();
         run(&mut scheduler);
         let sequence = scheduler.sequence(SequenceId(id)).unwrap();
         assert_eq!(sequence.cached_tokens(), cached, "{root:?}");
@@ -239,15 +240,7 @@ fn sequences_of_different_roots_share_no_block() {
 fn a_cached_prompt_still_computes_its_last_token() {
     let mut scheduler = scheduler(limits(2, 16), 32);
     for id in [1, 2] {
-        let prompt = vec![1, 2, 3, 4];
-        scheduler
-            .add(NewSequence {
-                id: SequenceId(id),
-                prompt,
-                priority: 0,
-                root: None,
-            })
-            .unwrap();
+        scheduler.add(new(id, vec![1, 2, 3, 4])).unwrap();
         let step = scheduler.plan();
         let cached = if id == 1 { 0 } else { 2 };
         assert_eq!(step.rows[0].tokens, cached..4);
@@ -255,10 +248,7 @@ fn a_cached_prompt_still_computes_its_last_token() {
             scheduler.sequence(SequenceId(id)).unwrap().cached_tokens(),
             cached
         );
-        scheduler.commit(&[Report {
-            id: SequenceId(id),
-            outcome: Outcome::Finished,
-        }]);
+        finish(&mut scheduler, id);
     }
     let stats = scheduler.stats();
     assert_eq!(
@@ -371,17 +361,9 @@ fn without_chunks_what_outgrew_a_step_ends_when_it_lost_its_blocks() {
 fn without_prefix_caching_nothing_is_reused_or_published() {
     let mut scheduler = scheduler(limits(4, 64), 32).without_prefix_caching();
     for id in [1, 2] {
-        let id = SequenceId(id);
-        let prompt = vec![5; 9];
-        let new = NewSequence {
-            id,
-            prompt,
-            priority: 0,
-            root: None,
-        };
-        scheduler.add(new).unwrap();
-        assert_eq!(run(&mut scheduler), [(id.0, 9)]);
-        scheduler.cancel(id);
+        scheduler.add(new(id, vec![5; 9])).unwrap();
+        assert_eq!(run(&mut scheduler), [(id, 9)]);
+        scheduler.cancel(SequenceId(id));
     }
     assert_eq!(scheduler.stats().cached_tokens, 0);
     assert_eq!(scheduler.stats().free_blocks, 32);
