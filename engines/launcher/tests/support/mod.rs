@@ -8,8 +8,9 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
-    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, StartContext,
+    EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext, StartContext,
 };
+use genset_conformance::Answer as Whole;
 use genset_engine_launcher::{LauncherConfig, LauncherEngine, ServerInput, ServerKind};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -132,27 +133,16 @@ pub async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer
 }
 
 /// Reads up to the terminal.
-pub async fn read(mut outputs: OutputStream) -> Answer {
-    let (mut tokens, mut logprobs, mut text) = (Vec::new(), Vec::new(), String::new());
-    let end = loop {
-        match timeout(LONG, outputs.next()).await.unwrap().unwrap() {
-            Ok(Output::Tokens(chunk)) => {
-                tokens.extend(chunk.token_ids);
-                logprobs.extend(chunk.logprobs);
-            }
-            Ok(Output::Text(chunk)) => text += &chunk.text,
-            Ok(Output::Finished(finished)) => {
-                tokens.extend(&finished.last.token_ids);
-                break Ok(*finished);
-            }
-            Ok(Output::Embeddings(_) | Output::Scores(_)) => panic!("no embeddings were asked for"),
-            Err(error) => break Err(error),
-        }
+pub async fn read(outputs: OutputStream) -> Answer {
+    let whole = Whole::of(timeout(LONG, outputs.collect()).await.unwrap());
+    let end = match whole.error() {
+        Some(error) => Err(error.clone()),
+        None => Ok(whole.finished().unwrap().clone()),
     };
     Answer {
-        tokens,
-        logprobs,
-        text,
+        tokens: whole.tokens(),
+        logprobs: whole.logprobs(),
+        text: whole.text(),
         end,
     }
 }
