@@ -58,7 +58,8 @@ impl HubSettings {
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         let is_web = endpoint.starts_with("https://") || endpoint.starts_with("http://");
         if !is_web || reqwest::Url::parse(&endpoint).is_err() {
-            let given = without_password(&endpoint);
+            // In text that is no address, a password cannot be told from the rest.
+            let given = endpoint.rsplit('@').next().unwrap_or_default();
             let problem =
                 format!("{given:?} is no address; expected one such as https://huggingface.co");
             let variable = "HF_ENDPOINT";
@@ -165,8 +166,10 @@ mod tests {
         assert_eq!(found.endpoint, endpoint);
         assert_eq!(found.shown_endpoint(), "https://mirror/api");
         assert!(!format!("{found:?}").contains("secret"));
-        let error = with("https://me:secret@mirror:port").unwrap_err();
-        assert!(!error.to_string().contains("secret"), "{error}");
+        for wrong in ["https://me:secret@mirror:port", "me:secret@mirror:8080"] {
+            let error = with(wrong).unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 
     #[test]
