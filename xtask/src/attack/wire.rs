@@ -45,42 +45,14 @@ fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Encodes a value as MessagePack. Strings, numbers, lists and objects suffice.
-fn message_pack(value: &Value, out: &mut Vec<u8>) {
-    let length = |it: usize| u32::try_from(it).unwrap_or(u32::MAX).to_be_bytes();
-    match value {
-        Value::Null => out.push(0xc0),
-        Value::Bool(it) => out.push(0xc2 + u8::from(*it)),
-        Value::Number(it) => {
-            out.push(0xcf);
-            out.extend(it.as_u64().unwrap_or(0).to_be_bytes());
-        }
-        Value::String(it) => {
-            out.push(0xdb);
-            out.extend(length(it.len()));
-            out.extend(it.as_bytes());
-        }
-        Value::Array(it) => {
-            out.push(0xdd);
-            out.extend(length(it.len()));
-            it.iter().for_each(|it| message_pack(it, out));
-        }
-        Value::Object(it) => {
-            out.push(0xdf);
-            out.extend(length(it.len()));
-            for (name, it) in it {
-                message_pack(&Value::from(name.as_str()), out);
-                message_pack(it, out);
-            }
-        }
-    }
+/// A value as MessagePack. Every JSON value has one.
+fn message_pack(value: &Value) -> Vec<u8> {
+    rmp_serde::to_vec(value).unwrap_or_default()
 }
 
 fn hello() -> Vec<u8> {
-    let mut payload = Vec::new();
     let hello = serde_json::json!({"version": 1, "min_version": 1, "max_frame_bytes": 16 << 20, "has_secret": false});
-    message_pack(&hello, &mut payload);
-    frame(HELLO, 0, &payload)
+    frame(HELLO, 0, &message_pack(&hello))
 }
 
 /// The record of an endpoint in a lease's file.
@@ -154,10 +126,7 @@ fn request(instance: &Value) -> Vec<u8> {
         "priority": 0,
         "resumed_tokens": 0,
     });
-    let mut payload = Vec::with_capacity(HEADER_BYTES + 1024);
-    message_pack(&head, &mut payload);
-    message_pack(&body, &mut payload);
-    payload
+    [message_pack(&head), message_pack(&body)].concat()
 }
 
 /// Opens the streams; returns the connection to keep them open.
@@ -360,11 +329,9 @@ mod tests {
         )];
         let address = "127.0.0.1:9".parse().unwrap();
         let lease_file = false_lease(&entries, address).unwrap();
-        let folder = std::env::temp_dir().join(format!("xtask-lease-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("1.lease"), lease_file).unwrap();
-        let (_, read) = lease(&folder).unwrap();
-        fs::remove_dir_all(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("1.lease"), lease_file).unwrap();
+        let (_, read) = lease(folder.path()).unwrap();
         let (key, read) = &read[0];
         assert!(key.ends_with("000002b"), "{key}");
         assert_eq!(read["instance"], 43);
