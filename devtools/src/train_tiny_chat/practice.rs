@@ -8,15 +8,11 @@ use rand::{Rng, RngExt as _};
 
 use crate::encode::{Role, Sequence};
 use crate::text::Text;
-use crate::values::{capital, is_integer, made_up, value};
+use crate::values::{capital, is_integer, made_up, pick, value};
 use crate::wording::wants_name;
 
 type Messages = Vec<(Role, String)>;
 type Lists = BTreeMap<String, Vec<String>>;
-
-fn pick<'a>(list: &[&'a str], rng: &mut impl Rng) -> &'a str {
-    list.choose(rng).copied().unwrap_or_default()
-}
 
 fn asked(question: String, answer: String) -> Messages {
     vec![(Role::User, question), (Role::Assistant, answer)]

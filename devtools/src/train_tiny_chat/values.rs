@@ -33,7 +33,8 @@ const COMMON: [&str; 60] = [
     "token", "buy", "call", "clean", "read", "write", "fix", "the", "my", "your", "for",
 ];
 
-fn pick<'a>(list: &[&'a str], rng: &mut impl Rng) -> &'a str {
+/// One of the list.
+pub(crate) fn pick<'a>(list: &[&'a str], rng: &mut impl Rng) -> &'a str {
     list.choose(rng).copied().unwrap_or_default()
 }
 
