@@ -1,15 +1,8 @@
 //! `--config` and `--print-config`: the sources of a setting, and their precedence.
 
 use serde_json::Value;
-use tempfile::NamedTempFile;
 
-use crate::support::{Ended, genset, repository, run_with};
-
-fn file(content: &str) -> NamedTempFile {
-    let file = NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), content).unwrap();
-    file
-}
+use crate::support::{Ended, file, genset, repository, run_with};
 
 async fn with_environment(words: &[&str], environment: &[(&str, &str)]) -> Ended {
     let mut command = genset(&["run"]);

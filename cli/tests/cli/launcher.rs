@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::fleet::Fleet;
-use crate::support::{Server, genset, run_with, stand_in, tiny_chat, until};
+use crate::support::{Server, file, genset, run_with, stand_in, tiny_chat, until};
 
 /// The binary with a `PATH` to a shell and an interpreter.
 fn with_path(words: &[&str]) -> Command {
@@ -147,10 +147,10 @@ async fn what_cannot_be_started_is_told() {
 #[tokio::test]
 async fn a_server_that_cannot_keep_api_keys_apart_is_told_before_it_starts() {
     let model = tiny_chat().display().to_string();
-    let keys = tempfile::NamedTempFile::new().unwrap();
     let hash = "0".repeat(64);
-    let key = format!("[[key]]\nname = \"alice\"\nhash = \"blake3:{hash}\"\n");
-    std::fs::write(&keys, key).unwrap();
+    let keys = file(&format!(
+        "[[key]]\nname = \"alice\"\nhash = \"blake3:{hash}\"\n"
+    ));
     let flag = format!("--api-keys={}", keys.path().display());
     let words = [
         "run",

@@ -7,7 +7,7 @@ use tempfile::NamedTempFile;
 
 use crate::fleet::Fleet;
 use crate::support::{
-    Ended, Server, done_events, finish_reason, genset, run, run_with, text_of, tiny_chat,
+    Ended, Server, done_events, file, finish_reason, genset, run, run_with, text_of, tiny_chat,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -58,12 +58,6 @@ text = "one two three four five"
 [[reply]]
 text = "You said: {{last_user}}"
 "#;
-
-fn file(content: &str) -> NamedTempFile {
-    let file = NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), content).unwrap();
-    file
-}
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -328,28 +322,16 @@ async fn a_script_that_cannot_be_played_is_named() {
     assert_refused(&missing, &["error: --script", "TOML file"]);
     let words = ["run", "in=stdin", "out=scripted", "--script=/no/such/file"];
     assert_refused(&run(&words).await, &["error: --script", "/no/such/file"]);
+    let playing = ["run", "in=stdin", "out=scripted", "--script"];
     let bad = file("[[reply]]\ntext = 'x'\nfinish_reason = 'bored'\n");
-    let words = [
-        "run",
-        "in=stdin",
-        "out=scripted",
-        "--script",
-        text(bad.path()),
-    ];
+    let words = [&playing[..], &[text(bad.path())]].concat();
     let place = [text(bad.path()), "finish_reason"];
     assert_refused(&run(&words).await, &place);
 
     // The engine's start detects matching that tokens do not allow.
     let of_text = file(TALK);
     let folder = tiny_chat();
-    let words = [
-        "run",
-        "in=stdin",
-        "out=scripted",
-        "--script",
-        text(of_text.path()),
-        text(&folder),
-    ];
+    let words = [&playing[..], &[text(of_text.path()), text(&folder)]].concat();
     let ended = run(&words).await;
     ended.fails(2, "script: line 2: reply 1: match.last_role");
 }

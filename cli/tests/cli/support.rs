@@ -42,6 +42,13 @@ pub(crate) fn genset(words: &[&str]) -> Command {
     command
 }
 
+/// A temporary file with this content.
+pub(crate) fn file(content: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), content).expect("a file");
+    file
+}
+
 /// The model folder of this repository.
 pub(crate) fn tiny_chat() -> PathBuf {
     repository("models/tiny-chat")

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
 use crate::fleet::Fleet;
-use crate::support::{genset, run_with, send_signal, soon};
+use crate::support::{file, genset, run_with, send_signal, soon};
 use crate::terminal::{PROMPT, Terminal};
 
 const FAST: &[&str] = &["--token-echo-delay-ms", "0"];
@@ -287,8 +287,7 @@ text = "You said: {{last_user}}"
 "##;
 
 fn scripted(words: &[&str], variables: &[(&str, &str)]) -> (Terminal, tempfile::NamedTempFile) {
-    let script = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(script.path(), SCRIPT).unwrap();
+    let script = file(SCRIPT);
     let path = script.path().to_str().unwrap();
     let words = [&["--script", path], words].concat();
     let terminal = Terminal::start_with("out=scripted", &words, variables);
