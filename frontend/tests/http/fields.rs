@@ -326,18 +326,6 @@ async fn an_echo_is_the_prompt_and_the_answer() {
 }
 
 #[tokio::test]
-async fn a_completion_without_a_limit_has_sixteen_tokens() {
-    let engine = Script::tokens(vec![100; 50]);
-    let site = Site::start(engine.clone()).await;
-    let response = site
-        .post(COMPLETIONS, &completion("Hello", json!({})))
-        .await;
-    assert_eq!(response.json()["usage"]["completion_tokens"], 16);
-    assert_eq!(engine.requests().remove(0).stop.max_tokens, Some(16));
-    site.close().await;
-}
-
-#[tokio::test]
 async fn a_developer_is_a_system_and_parts_are_joined() {
     let messages = json!([
         {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
