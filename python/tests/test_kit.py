@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,16 @@ def test_without_the_binary_one_test_says_how_to_get_it(monkeypatch: pytest.Monk
     test = conformance_tests("python engine.py")
     with pytest.raises(pytest.fail.Exception, match="GENSET_BIN=/no/such/genset is no program. Build it with"):
         test("kit")
+
+
+def test_a_run_that_takes_too_long_names_the_argument(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(words: list[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(words, options["timeout"])
+
+    run = ConformanceRun("engine", timeout=0.5)
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(RuntimeError, match="did not end within 0.5 s; `timeout=` of the run gives it more"):
+        run.result("ST01")
 
 
 def test_the_binary_that_was_installed_with_the_package_need_not_be_in_path(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

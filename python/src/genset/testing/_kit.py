@@ -33,7 +33,8 @@ class ConformanceRun:
         timeout: float = 1800.0,
     ) -> None:
         """`engine` is its command, as a line or as words; a first word of `python` is this interpreter. `only`: ids of checks, or their
-        prefixes. `arguments`: further arguments of `genset conform run`. `env`: variables for the engine."""
+        prefixes. `arguments`: further arguments of `genset conform run`. `env`: variables for the engine.
+        `timeout`: seconds that the run may take."""
         words = shlex.split(engine) if isinstance(engine, str) else list(engine)
         if words[:1] in (["python"], ["python3"]):
             words[0] = sys.executable
@@ -120,7 +121,8 @@ class ConformanceRun:
                 [binary, *words], env=self._env, capture_output=True, text=True, timeout=self._timeout, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"`genset {shlex.join(words)}` did not end within {self._timeout:g} s") from error
+            late = f"did not end within {self._timeout:g} s; `timeout=` of the run gives it more"
+            raise RuntimeError(f"`genset {shlex.join(words)}` {late}") from error
 
 
 def conformance_tests(engine: str | Sequence[str], **options: Any) -> Callable[..., None]:
