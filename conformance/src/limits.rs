@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Time limits for each kind of operation. On a paused clock they cost nothing. In real time they are scaled by the duration of
-/// three warm-up requests, so that a slow engine does not fail.
+/// Time limits for each kind of operation. On a paused clock they cost nothing. In real time they are scaled by the pace of
+/// warm-up requests, so that a slow engine does not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// One call of a method (`generate`, `abort`, `drain`), and the next item of a stream.
@@ -33,7 +33,7 @@ const LONG_ANSWERS: u32 = 5;
 const BASE_WARM_UP: Duration = Duration::from_millis(500);
 
 impl Limits {
-    /// The limits for an engine whose three warm-up requests took `warm_up`.
+    /// The limits for an engine that takes `warm_up` for three requests like those of the warm-up.
     #[must_use]
     pub fn scaled(warm_up: Duration) -> Self {
         let factor = (warm_up.as_secs_f64() / BASE_WARM_UP.as_secs_f64()).clamp(1.0, 100.0);
@@ -49,6 +49,18 @@ impl Limits {
             wall,
             answer_tokens: u32::try_from(affordable).unwrap_or(u32::MAX),
             token: None,
+        }
+    }
+
+    /// Adds the time by which an engine's first request took longer than later ones, such as for kernels that it compiles. The
+    /// engine of each check is a new one, and may need that time again.
+    #[must_use]
+    pub(crate) fn with_longer_first(self, longer: Duration) -> Self {
+        Self {
+            call: self.call + longer * 2,
+            cancel: self.cancel + longer,
+            wall: self.wall + longer * 2,
+            ..self
         }
     }
 
@@ -97,6 +109,19 @@ mod tests {
         assert_eq!(
             (slow.wall, slow.answer_tokens),
             (Duration::from_secs(96), 48)
+        );
+    }
+
+    #[test]
+    fn a_longer_first_request_is_added_and_scales_nothing() {
+        let seconds = Duration::from_secs;
+        let usual = Limits::default();
+        let compiles = usual.with_longer_first(seconds(10));
+        assert_eq!(compiles.cancel, seconds(12));
+        assert_eq!((compiles.call, compiles.wall), (seconds(25), seconds(40)));
+        assert_eq!(
+            (compiles.start, compiles.answer_tokens),
+            (usual.start, usual.answer_tokens)
         );
     }
 

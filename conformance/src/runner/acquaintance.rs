@@ -61,12 +61,28 @@ fn warm_up_limits() -> Limits {
     }
 }
 
+/// The durations of the three warm-up requests.
+#[derive(Debug, Clone, Copy, Default)]
+struct WarmUp {
+    /// Of three requests, at the pace of the last two: an engine may compile kernels for its first.
+    pace: Duration,
+    /// By how much the first took longer.
+    longer_first: Duration,
+}
+
+impl WarmUp {
+    /// The limits in real time.
+    fn limits(self) -> Limits {
+        Limits::scaled(self.pace).with_longer_first(self.longer_first)
+    }
+}
+
 /// Measures three requests, which determine the limits. An engine that fails them is not slow: the default limits then make
 /// failing checks end soon.
 ///
 /// # Errors
 /// The error of the request that fails or is not answered in time.
-async fn warm_up(live: &Live) -> Result<Duration, Stop> {
+async fn warm_up(live: &Live) -> Result<WarmUp, Stop> {
     let mut request = live.request(4, 4);
     if Medium::declared(&live.config.capabilities).next().is_none() {
         request.input = input_of_its_own(live);
@@ -93,16 +109,23 @@ fn input_of_its_own(live: &Live) -> Input {
     Input::Score([pair].into())
 }
 
-async fn time_of_three(live: &Live, request: &GenerateRequest) -> Result<Duration, Stop> {
-    let started = Instant::now();
-    for _ in 0..3 {
+async fn time_of_three(live: &Live, request: &GenerateRequest) -> Result<WarmUp, Stop> {
+    let mut times = [Duration::ZERO; 3];
+    for time in &mut times {
+        let started = Instant::now();
         let answer = live.answer(request.clone()).await?;
         if answer.finished().is_none() {
             let error = answer.error();
             return Err(Stop::Fail(format!("a plain request failed: {error:?}")));
         }
+        *time = started.elapsed();
     }
-    Ok(started.elapsed())
+    let [first, second, third] = times;
+    let later = (second + third) / 2;
+    Ok(WarmUp {
+        pace: later * 3,
+        longer_first: first.saturating_sub(later),
+    })
 }
 
 /// The maximum number of looks at an engine that does not start.
@@ -128,14 +151,16 @@ fn acquaint_once(factory: &Arc<dyn Factory>) -> Acquaintance {
         return known;
     }
     match warm_up_on_a_paused_clock(factory) {
-        Ok(Pace { warm_up, token }) => Acquaintance {
-            limits: Limits {
-                token,
-                ..Limits::virtual_time(warm_up)
-            },
-            threaded_limits: Limits::scaled(warm_up),
-            ..known
-        },
+        Ok(Pace { warm_up, token }) => {
+            let mut limits = Limits::virtual_time(warm_up.pace);
+            limits.token = token;
+            limits.cancel += warm_up.longer_first;
+            Acquaintance {
+                limits,
+                threaded_limits: warm_up.limits(),
+                ..known
+            }
+        }
         Err(_) => look_at(factory, false),
     }
 }
@@ -205,8 +230,8 @@ async fn answers_on_a_paused_clock(trial: Trial) -> Result<Pace, Stop> {
 /// The engine's speed on a paused clock.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
-    /// The duration of the three warm-up requests.
-    warm_up: Duration,
+    /// The durations of the warm-up requests.
+    warm_up: WarmUp,
     /// The time per token after the first item; `None` if all came at once.
     token: Option<Duration>,
 }
@@ -274,7 +299,7 @@ async fn meet(trial: Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> 
         true => Limits::default(),
         false => warm_up(&live)
             .await
-            .map_or_else(|_| Limits::default(), Limits::scaled),
+            .map_or_else(|_| Limits::default(), WarmUp::limits),
     };
     // The warm-up may have taken half of the silence that the wall clock allows.
     trial.note_wait();
@@ -321,7 +346,7 @@ mod tests {
         }
     }
 
-    async fn warmed_up(time: Duration) -> Result<Duration, Stop> {
+    async fn warmed_up(time: Duration) -> Result<WarmUp, Stop> {
         let factory = move |scenario: &Scenario| {
             let is_done = AtomicBool::new(false);
             faulty(capable(scenario), Compiles { time, is_done })
@@ -337,6 +362,20 @@ mod tests {
         let second = Duration::from_secs(1);
         assert!(warmed_up(canary - second).await.is_ok());
         assert!(warmed_up(canary + second).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_request_that_takes_long_does_not_scale_the_limits() {
+        let slow = Duration::from_secs(20);
+        let warm_up = warmed_up(slow).await.unwrap();
+        let (limits, usual) = (warm_up.limits(), Limits::default());
+        let cancel = usual.cancel + slow;
+        assert!(
+            limits.cancel.abs_diff(cancel) < Duration::from_millis(100),
+            "{limits:?}"
+        );
+        assert_eq!((limits.start, limits.cleanup), (usual.start, usual.cleanup));
+        assert!(limits.call > slow + usual.call, "{limits:?}");
     }
 
     /// Needs some time until its device is free.
