@@ -73,20 +73,18 @@ genset_backend_common::named! {
 }
 
 impl Profile {
-    /// Whether it applies only to engines that take tokens.
+    /// Whether it applies only to engines whose prompts may be tokens.
     #[must_use]
     pub const fn needs_tokens(self) -> bool {
         match self {
-            Self::Logprobs
-            | Self::KvEvents
-            | Self::Disaggregated
-            | Self::Resume
-            | Self::Embeddings
-            | Self::Scores => true,
+            Self::Logprobs | Self::KvEvents | Self::Disaggregated | Self::Resume => true,
             Self::Tokens
             | Self::Sampling
             | Self::Guided
             | Self::Subprocess
+            // Inputs to embed and pairs to score are tokens, whatever an engine's prompts are.
+            | Self::Embeddings
+            | Self::Scores
             | Self::Controls
             | Self::Adapters
             | Self::Ranks

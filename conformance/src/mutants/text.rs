@@ -141,13 +141,16 @@ impl Fault for Spelled {
         config.vocab_size = None;
         config.canary = None;
         let can = &mut config.capabilities;
-        can.inputs.clear();
+        can.inputs.remove(&InputKind::Tokens);
         can.inputs.extend([InputKind::Text, InputKind::Chat]);
         (can.resume, can.resume_as_prompt, can.max_logprobs) = (false, false, None);
     }
 
     async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
         let (mut request, ctx) = (call.request, call.ctx);
+        if matches!(&request.input, Input::Embed(_) | Input::Score(_)) {
+            return inner.generate(request, ctx).await;
+        }
         let is_chat = matches!(&request.input, Input::Chat(_));
         let mut prompt = if is_chat && self.flaw == Flaw::LosesChats {
             vec![0]
