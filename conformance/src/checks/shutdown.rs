@@ -9,6 +9,7 @@
 use std::future::ready;
 use std::pin::{Pin, pin};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use futures_util::future::{Either, MaybeDone, join, join_all, maybe_done, select};
 use genset_backend_common::output::Violation;
@@ -134,11 +135,18 @@ async fn in_flight(live: &Live, count: usize) -> Result<Vec<Running>, Stop> {
     Ok(all)
 }
 
-async fn finish_all(all: Vec<Running>) -> Result<Vec<Answer>, Stop> {
-    join_all(all.into_iter().map(Running::finish))
+/// Reads the streams to their ends, with this limit for each item.
+async fn finish_all(all: Vec<Running>, limit: Duration) -> Result<Vec<Answer>, Stop> {
+    join_all(all.into_iter().map(|running| running.finish_within(limit)))
         .await
         .into_iter()
         .collect()
+}
+
+/// The limit for an item, or for a call of `generate`, during a cleanup: it may end what is open as its last step.
+fn beside_cleanup(trial: &Trial) -> Duration {
+    let limits = trial.limits();
+    limits.call.max(limits.cleanup)
 }
 
 async fn cleanup_in_flight(trial: Trial) -> CheckResult {
@@ -146,7 +154,7 @@ async fn cleanup_in_flight(trial: Trial) -> CheckResult {
     let all = in_flight(&live, live.at_once(3)).await?;
     // Reads the streams meanwhile, as clients do. SH16 covers clients that do not.
     let cleanup = trial.cleaning("cleanup", live.subject.engine.cleanup());
-    let (cleaned, answers) = join(cleanup, finish_all(all)).await;
+    let (cleaned, answers) = join(cleanup, finish_all(all, beside_cleanup(&trial))).await;
     // SH01 judges whether it succeeds.
     drop(cleaned?);
     for answer in answers? {
@@ -178,11 +186,15 @@ type Sent<F> = Pin<Box<MaybeDone<F>>>;
 /// What `generate` returns.
 type Accepted = Result<Result<Running, EngineError>, Stop>;
 
-/// The whole answer to a request that was sent; `None` if it was refused. A full engine may refuse; CC07 judges how.
-async fn end_of<F: Future<Output = Accepted>>(mut sent: Sent<F>) -> Result<Option<Answer>, Stop> {
+/// The whole answer to a request that was sent, with this limit for each item; `None` if it was refused. A full engine may
+/// refuse; CC07 judges how.
+async fn end_of<F: Future<Output = Accepted>>(
+    mut sent: Sent<F>,
+    limit: Duration,
+) -> Result<Option<Answer>, Stop> {
     sent.as_mut().await;
     match sent.as_mut().take_output() {
-        Some(Ok(Ok(running))) => running.finish().await.map(Some),
+        Some(Ok(Ok(running))) => running.finish_within(limit).await.map(Some),
         Some(Err(stop)) => Err(stop),
         Some(Ok(Err(_))) | None => Ok(None),
     }
@@ -190,15 +202,17 @@ async fn end_of<F: Future<Output = Accepted>>(mut sent: Sent<F>) -> Result<Optio
 
 async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    let limit = beside_cleanup(&trial);
     let sent = (0..slots(&live) + WAITING).map(|seed| {
         let request = live.busy_request(u64::from(seed), 64);
         let ctx = live.context(&request);
-        Box::pin(maybe_done(live.try_generate(request, ctx)))
+        Box::pin(maybe_done(live.try_generate_within(limit, request, ctx)))
     });
     let mut sent: Vec<Sent<_>> = sent.collect();
     drop(timeout(trial.limits().cancel / 4, join_all(&mut sent)).await);
     let cleanup = trial.cleaning("cleanup", live.subject.engine.cleanup());
-    let (cleaned, answers) = join(cleanup, join_all(sent.into_iter().map(end_of))).await;
+    let ends = join_all(sent.into_iter().map(|sent| end_of(sent, limit)));
+    let (cleaned, answers) = join(cleanup, ends).await;
     // SH01 judges whether it succeeds.
     drop(cleaned?);
     for answer in answers {
@@ -220,7 +234,8 @@ async fn cleanup_beside_held_streams(trial: Trial) -> CheckResult {
     held.read_tokens(1).await?;
     let unread = live.busy_request(1, 64);
     let ctx = live.context(&unread);
-    let mut unread: Sent<_> = Box::pin(maybe_done(live.try_generate(unread, ctx)));
+    let accepted = live.try_generate_within(beside_cleanup(&trial), unread, ctx);
+    let mut unread: Sent<_> = Box::pin(maybe_done(accepted));
     drop(timeout(trial.limits().cancel / 4, &mut unread).await);
     let cleanup = live.subject.engine.cleanup();
     let cleanup = pin!(trial.cleaning("cleanup while nobody reads", cleanup));
@@ -230,7 +245,8 @@ async fn cleanup_beside_held_streams(trial: Trial) -> CheckResult {
     };
     // SH01 judges whether it succeeds.
     drop(cleaned?);
-    let (held, unread) = join(held.finish(), end_of(unread)).await;
+    let limit = trial.limits().call;
+    let (held, unread) = join(held.finish(), end_of(unread, limit)).await;
     for answer in [Some(held?), unread?].into_iter().flatten() {
         ensure!(
             answer.violation != Some(Violation::EndedWithoutTerminal),
@@ -266,7 +282,8 @@ async fn drain_after_cancels(trial: Trial) -> CheckResult {
 async fn drain_in_flight(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let all = in_flight(&live, live.at_once(3)).await?;
-    let (drained, answers) = live.drain_while("drain", finish_all(all)).await?;
+    let reading = finish_all(all, trial.limits().call);
+    let (drained, answers) = live.drain_while("drain", reading).await?;
     if let Err(error) = drained {
         fail!("drain failed: {error}");
     }

@@ -11,7 +11,7 @@ use genset_backend_common::{
     DrainContext, EngineConfig, EngineError, Output, OutputStream, async_trait,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::find;
@@ -183,6 +183,46 @@ async fn a_drain_may_wait_for_the_requests_that_run() {
     let fast = Duration::ZERO;
     let patient = move |_: &Scenario| faulty(turns(None, fast), DrainsLast::default());
     assert_eq!(tried("SH06", fast, patient).await, Ok(()));
+}
+
+/// Ends its streams as the last step of a cleanup that takes 8 s.
+struct EndsStreamsLast {
+    is_over: watch::Sender<bool>,
+}
+
+#[async_trait]
+impl Fault for EndsStreamsLast {
+    fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+        let mut is_over = self.is_over.subscribe();
+        let end = stream::once(async move {
+            drop(is_over.wait_for(|is_over| *is_over).await);
+            Err(EngineError::engine_shutdown("the engine stops"))
+        });
+        OutputStream::from_raw(Box::pin(outputs.take(1).chain(end)))
+    }
+
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        self.is_over.send_replace(true);
+        inner.cleanup().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_cleanup_may_end_the_streams_last() {
+    let limits = Limits {
+        cleanup: Duration::from_secs(16),
+        ..Limits::default()
+    };
+    let factory = |_: &Scenario| {
+        let is_over = watch::Sender::new(false);
+        faulty(turns(None, Duration::ZERO), EndsStreamsLast { is_over })
+    };
+    for id in ["SH05", "SH14", "SH16"] {
+        let check = find(id).unwrap();
+        let trial = Trial::new(Arc::new(factory), check.id, limits, Variation::default());
+        assert_eq!((check.run)(trial).await, Ok(()), "{id}");
+    }
 }
 
 /// Sends the tokens of an answer as one item.
