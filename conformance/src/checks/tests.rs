@@ -3,12 +3,14 @@
 #![cfg(feature = "mutants")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
 use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineError, Output, OutputStream, async_trait,
+    DrainContext, EngineConfig, EngineError, HealthReporter, Output, OutputStream, StartContext,
+    async_trait,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use tokio::sync::{Mutex, Semaphore, watch};
@@ -21,7 +23,7 @@ use crate::mutants::capable::capable;
 use crate::mutants::fault::{Call, Declares, Fault, Inner, faulty, held_to_end};
 use crate::mutants::slotted::slotted;
 use crate::mutants::{Clean, corpus};
-use crate::subject::{Factory, Scenario, Subject};
+use crate::subject::{Factory, Probe, Scenario, Subject};
 use crate::trial::{Trial, Variation};
 
 /// The time per item.
@@ -242,6 +244,56 @@ impl Fault for AtOnce {
         });
         OutputStream::from_raw(Box::pin(whole.flatten_stream()))
     }
+}
+
+/// A device that can be lost.
+#[derive(Default)]
+struct Device {
+    health: parking_lot::Mutex<HealthReporter>,
+    is_lost: AtomicBool,
+}
+
+impl Probe for Device {
+    fn crash(&self) -> bool {
+        self.is_lost.store(true, Ordering::Relaxed);
+        self.health.lock().report_dead("the device is lost");
+        true
+    }
+}
+
+/// Has computed an answer whole when its first item comes.
+struct ComputesAhead(Arc<Device>);
+
+impl Fault for ComputesAhead {
+    fn begin(&self, ctx: &StartContext) {
+        *self.0.health.lock() = ctx.health.clone();
+    }
+
+    fn ask(&self, _call: &mut Call) -> Result<(), EngineError> {
+        match self.0.is_lost.load(Ordering::Relaxed) {
+            true => Err(EngineError::engine_shutdown("the device is lost")),
+            false => Ok(()),
+        }
+    }
+
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        AtOnce.answer(call, outputs)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_was_whole_before_a_crash_may_come_to_its_end() {
+    let fast = Duration::ZERO;
+    let ahead = |_: &Scenario| {
+        let args = SampleArgs {
+            vocab_size: 1000,
+            token_delay_ms: 0,
+        };
+        let device = Arc::<Device>::default();
+        let sample = SampleEngine::from_args(&args).into();
+        faulty(sample, ComputesAhead(Arc::clone(&device))).with_probe(device)
+    };
+    assert_eq!(tried("ER03", fast, ahead).await, Ok(()));
 }
 
 #[tokio::test(start_paused = true)]
