@@ -1,7 +1,7 @@
 //! `genset bench`: measurements of an engine and of servers.
 
 pub(crate) mod engine;
-mod progress;
+pub(crate) mod progress;
 pub(crate) mod serve;
 
 use clap::Subcommand;

@@ -2,6 +2,7 @@
 
 mod again;
 mod compare;
+mod follow;
 mod presence;
 mod run;
 mod url;
@@ -35,7 +36,7 @@ Examples:
   genset conform matrix reports/*.json > matrix.md
 
 Exit codes: 0 good, 1 a check failed or got worse or a waiver is out of order, 2 usage or a file that cannot be read, 3 the live worker
-is gone and does not come back; the results until then are reported.";
+is gone and does not come back, 130 interrupted (Ctrl-C); the results until then are reported.";
 
 /// What to do with the kit.
 #[derive(Debug, Subcommand)]

@@ -1,5 +1,6 @@
 //! Handles SIGINT and SIGTERM if this process has PID 1, as in a container: there, signals without a handler do not end the
-//! process. `main` calls [`end_process_1`] first; code with its own handling calls [`take_interrupt`] or [`take_both`].
+//! process. `main` calls [`end_process_1`] first; code with its own handling calls [`take_interrupt`], [`take_both`] or, if it
+//! blocks its thread, [`interrupt_token`].
 //! With any other PID, the system's default ends the process. SIGXFSZ does not end a process after [`outlive_file_limit`].
 
 use std::io;
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::input::note;
 
@@ -37,6 +39,29 @@ pub(crate) fn take_interrupt() {
 pub(crate) fn take_both() {
     take_interrupt();
     HAS_TERMINATE.store(true, Ordering::Release);
+}
+
+/// A token that SIGINT cancels from now on. A second one ends this process, in case its work does not end.
+pub(crate) fn interrupt_token() -> io::Result<CancellationToken> {
+    take_interrupt();
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let mut interrupt = {
+        let _entered = runtime.enter();
+        signal(SignalKind::interrupt())?
+    };
+    let token = CancellationToken::new();
+    let cancelled = token.clone();
+    // The thread ends with the process.
+    let thread = std::thread::Builder::new().name("interrupt".to_owned());
+    thread.spawn(move || {
+        runtime.block_on(async {
+            let _ = interrupt.recv().await;
+            cancelled.cancel();
+            let _ = interrupt.recv().await;
+        });
+        exit(BY_SIGNAL + SignalKind::interrupt().as_raw_value());
+    })?;
+    Ok(token)
 }
 
 /// Turns a file that may not grow (`ulimit -f`) into a write error instead of the end of this process. Child processes keep the

@@ -111,7 +111,7 @@ pub enum SkipReason {
     NeedsTokens,
     /// The engine's authors waived it.
     Waived,
-    /// The engine is gone for good, so the run ended before the check.
+    /// The run ended before the check: the engine is gone for good, or the run was interrupted.
     Gone,
 }
 

@@ -13,8 +13,8 @@
 //!   separate process.
 //! - [`Trial`], [`Live`], [`Answer`]: the tools of a check. [`Medium`]: tokens, or text for engines that take only text.
 //! - [`run_sequences`], [`replay_sequence`], [`Sequence`]: random sequences of operations, compared with a reference model.
-//! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running the kit, and its result.
-//!   [`Transcript`]: the requests and answers of a failed check.
+//! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running the kit, and its result. [`Observer`]:
+//!   following a run. [`Transcript`]: the requests and answers of a failed check.
 //!
 //! Every check runs on a fresh engine, with its own thread and async runtime. An engine that hangs, panics or blocks its thread
 //! fails only that check.
@@ -50,7 +50,7 @@ pub use report::{
     Report, SCHEMA, Verdict, Waivers, matrix,
 };
 pub use runner::{
-    Options, run_check, run_conformance, run_conformance_while, run_conformance_with,
+    Observer, Options, run_check, run_conformance, run_conformance_observed, run_conformance_with,
 };
 pub use running::Running;
 pub use state_machine::{

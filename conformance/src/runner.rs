@@ -19,6 +19,7 @@ use crate::trial::{Trial, Variation};
 mod acquaintance;
 mod watch;
 
+use acquaintance::acquaint_until;
 pub(crate) use acquaintance::{Acquaintance, acquaint, ensure_virtual_time};
 use watch::{Clock, watch};
 
@@ -73,19 +74,51 @@ pub fn run_conformance(factory: impl Factory) -> Report {
 /// without the intended check would pass.
 #[must_use]
 pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report {
-    run_conformance_while(factory, options, || Ok(()))
+    run_conformance_observed(factory, options, &mut Nobody)
 }
 
-/// [`run_conformance_with`] for an engine that may disappear, such as a worker in another process. `is_there` is called after
-/// each failed check. If it returns an error, the run ends, and the remaining checks are skipped as [`Gone`](SkipReason::Gone).
+/// Follows a run, which takes minutes, and may end it. The checks that remain are then skipped as [`Gone`](SkipReason::Gone).
+pub trait Observer {
+    /// A check begins, after `done` of the `all` checks that apply.
+    fn begins(&mut self, _check: &Check, _done: usize, _all: usize) {}
+
+    /// A check has its result, also one that does not apply.
+    ///
+    /// # Errors
+    /// Ends the run, with the reason: the engine is gone for good, such as a worker in another process.
+    fn ended(&mut self, _report: &CheckReport) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Why the run ends now, if it does. It is asked several times a second, on the thread that called the kit. The result of
+    /// the running check is not kept. Its thread and its engine are left as they are, so the process should end soon.
+    fn interruption(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Lets a run go on to its end.
+struct Nobody;
+
+impl Observer for Nobody {}
+
+/// Asks for the reason to end a run.
+pub(crate) type Interruption<'a> = &'a dyn Fn() -> Option<String>;
+
+/// No reason to end a run.
+pub(crate) fn no_interruption() -> Option<String> {
+    None
+}
+
+/// [`run_conformance_with`], followed by `observer`.
 ///
 /// # Panics
 /// As [`run_conformance_with`].
 #[must_use]
-pub fn run_conformance_while(
+pub fn run_conformance_observed(
     factory: impl Factory,
     options: &Options,
-    mut is_there: impl FnMut() -> Result<(), String>,
+    observer: &mut dyn Observer,
 ) -> Report {
     assert!(
         options.level >= Level::Core,
@@ -99,24 +132,36 @@ pub fn run_conformance_while(
         );
     }
     let factory: Arc<dyn Factory> = Arc::new(factory);
-    let known = acquaint(&factory);
-    let mut seen = Vec::new();
-    let mut gone: Option<String> = None;
-    let mut checks: Vec<CheckReport> = catalogue()
-        .map(|check| {
-            if let Some(reason) = &gone {
-                let skip = reason_to_skip(check, &known, options)
-                    .filter(|stop| matches!(stop, Stop::Skip(..)));
-                let gone = || Stop::Skip(SkipReason::Gone, reason.clone());
-                return Tried::untried(skip.unwrap_or_else(gone)).report(check, Duration::ZERO);
-            }
-            let report = run_one(check, &factory, &known, options, &mut seen);
-            if report.is_bad() {
-                gone = is_there().err();
-            }
-            report
-        })
-        .collect();
+    let known = acquaint_until(&factory, &|| observer.interruption());
+    let applies = |check: &Check| reason_to_skip(check, &known, options).is_none();
+    let all = catalogue().filter(|check| applies(check)).count();
+    let (mut done, mut seen) = (0, Vec::new());
+    let mut end: Option<String> = None;
+    let mut checks = Vec::new();
+    for check in catalogue() {
+        end = end.or_else(|| observer.interruption());
+        if let Some(reason) = &end {
+            let skip = reason_to_skip(check, &known, options)
+                .filter(|stop| matches!(stop, Stop::Skip(..)));
+            let gone = || Stop::Skip(SkipReason::Gone, reason.clone());
+            let skipped = Tried::untried(skip.unwrap_or_else(gone));
+            checks.push(skipped.report(check, Duration::ZERO));
+            continue;
+        }
+        if applies(check) {
+            observer.begins(check, done, all);
+            done += 1;
+        }
+        let run = Run {
+            factory: &factory,
+            known: &known,
+            options,
+            interruption: &|| observer.interruption(),
+        };
+        let report = run_one(check, &run, &mut seen);
+        end = observer.ended(&report).err();
+        checks.push(report);
+    }
     tell_breaches(&mut checks, seen);
     Report::new(known.engine, options, checks)
 }
@@ -139,7 +184,21 @@ pub(crate) fn run_known(
         level: Level::Soak,
         ..Options::default()
     };
-    run_one(check, factory, known, &options, &mut Vec::new())
+    let run = Run {
+        factory,
+        known,
+        options: &options,
+        interruption: &no_interruption,
+    };
+    run_one(check, &run, &mut Vec::new())
+}
+
+/// What the checks of a run share.
+struct Run<'a> {
+    factory: &'a Arc<dyn Factory>,
+    known: &'a Acquaintance,
+    options: &'a Options,
+    interruption: Interruption<'a>,
 }
 
 /// A breach of a rule of the reader: the first check that saw it, and the details.
@@ -171,17 +230,18 @@ fn tell_breaches(checks: &mut [CheckReport], seen: Vec<(Rule, Breach)>) {
     }
 }
 
-fn run_one(
-    check: &Check,
-    factory: &Arc<dyn Factory>,
-    known: &Acquaintance,
-    options: &Options,
-    seen: &mut Vec<(Rule, Breach)>,
-) -> CheckReport {
+fn run_one(check: &Check, run: &Run<'_>, seen: &mut Vec<(Rule, Breach)>) -> CheckReport {
     let started = Instant::now();
-    let mut tried = match reason_to_skip(check, known, options) {
+    let mut tried = match reason_to_skip(check, run.known, run.options) {
         Some(skip) => Tried::untried(skip),
-        None => on_own_thread(*check, Arc::clone(factory), known, options),
+        None => {
+            let tried = on_own_thread(*check, run);
+            // What was seen may come from what interrupted the run.
+            match (run.interruption)() {
+                Some(reason) => Tried::untried(Stop::Skip(SkipReason::Gone, reason)),
+                None => tried,
+            }
+        }
     };
     for (rule, what) in std::mem::take(&mut tried.breaches) {
         if Rule::of(check.id) == Some(rule) && tried.result.is_ok() {
@@ -319,12 +379,8 @@ pub(crate) const SEQUENCES: &str = "SQ01";
 
 /// Runs a check on its own thread. If it exceeds the wall clock limit, it is given up with its thread, since a thread cannot be
 /// killed.
-fn on_own_thread(
-    check: Check,
-    factory: Arc<dyn Factory>,
-    known: &Acquaintance,
-    options: &Options,
-) -> Tried {
+fn on_own_thread(check: Check, run: &Run<'_>) -> Tried {
+    let Run { known, options, .. } = *run;
     let limits = if check.is_multi_thread {
         known.threaded_limits
     } else {
@@ -346,6 +402,7 @@ fn on_own_thread(
         medium: known.medium,
         keeps_virtual_time: known.is_virtual_time,
     };
+    let factory = Arc::clone(run.factory);
     let trial = Trial::new(factory, check.id, limits, variation);
     let _alone = check.is_alone.then(|| BESIDE.write());
     // Each sequence takes the lock itself, so the check that waits for them must not hold it.
@@ -356,7 +413,7 @@ fn on_own_thread(
         Level::Info | Level::Core | Level::Strict | Level::Soak => limits.wall * SOAK_WALL,
     };
     Tried {
-        result: try_out(&trial, wall, clock, check.run),
+        result: try_out(&trial, wall, clock, run.interruption, check.run),
         evidence: trial.evidence(),
         measurements: trial.measurements(),
         transcript: trial.transcript(),
@@ -375,14 +432,16 @@ where
     F: Future<Output = CheckResult>,
 {
     let _beside = BESIDE.read();
-    try_out(trial, wall, known.clock(), run)
+    try_out(trial, wall, known.clock(), &no_interruption, run)
 }
 
-/// Runs a check on its own thread and runtime, under a watch, and cleans up after it.
+/// Runs a check on its own thread and runtime, under a watch, and cleans up after it. Returns a skip as
+/// [`Gone`](SkipReason::Gone) if the run is interrupted.
 fn try_out<T, F>(
     trial: &Trial,
     limit: Duration,
     clock: Clock,
+    interruption: Interruption<'_>,
     run: impl FnOnce(Trial) -> F + Send + 'static,
 ) -> Result<T, Stop>
 where
@@ -390,7 +449,7 @@ where
     F: Future<Output = Result<T, Stop>>,
 {
     let own = trial.clone();
-    watch(limit, clock, trial, move || {
+    watch(limit, clock, trial, interruption, move || {
         let mut builder = match clock {
             Clock::Threads => Builder::new_multi_thread(),
             Clock::Paused | Clock::Real => Builder::new_current_thread(),

@@ -17,7 +17,7 @@ use genset_backend_common::{
 use genset_conformance::mutants::capable::capable;
 use genset_conformance::{
     CheckReport, JSON_SCHEMA, Level, Options, Profile, Report, Scenario, SkipReason, Verdict,
-    Waivers, find, matrix, run_conformance_while, run_conformance_with,
+    Waivers, find, matrix, run_conformance_with,
 };
 use serde_json::Value;
 
@@ -94,33 +94,6 @@ fn a_terminal_obeys_nothing_that_an_engine_or_a_waiver_says() {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }
     assert!(!text.contains('\x1b'), "{text}");
-}
-
-#[test]
-fn a_run_ends_when_the_engine_is_gone_and_says_what_it_saw() {
-    let mut asked = 0;
-    let report = run_conformance_while(mutant(BROKEN).factory(clean()), &options(), || {
-        asked += 1;
-        Err("it left".to_owned())
-    });
-    assert_eq!(asked, 1, "it is asked once: after the first failure");
-    assert_eq!(report.end(), Some("it left"));
-    assert!(!report.is_good() && !report.is_conformant());
-    let is_gone = |check: &&CheckReport| matches!(&check.verdict, Verdict::Skip { code: SkipReason::Gone, reason } if reason == "it left");
-    let failed = report.checks.iter().position(CheckReport::is_bad).unwrap();
-    let (ran, left) = report.checks.split_at(failed + 1);
-    assert!(!ran.iter().any(|check| is_gone(&check)));
-    // Excluded checks stay excluded.
-    let wanted = |id: &str| ["ST", "US", "PF01"].iter().any(|only| id.starts_with(only));
-    assert!(left.iter().filter(is_gone).count() > 0);
-    assert!(left.iter().filter(is_gone).all(|check| wanted(&check.id)));
-    let text = report.to_terminal(false);
-    assert!(
-        text.contains("\nENDED EARLY: it left\nNOT CONFORMANT\n"),
-        "{text}"
-    );
-    let json = report.to_json().unwrap();
-    assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
 }
 
 #[test]

@@ -4,6 +4,15 @@ use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::input::note;
 
+/// A bar on standard error, if that is a terminal. Dropping it removes it.
+pub(crate) fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0).with_finish(ProgressFinish::AndClear);
+    if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} {eta}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
 /// The progress of one command, on standard error. Dropping this removes the bar.
 pub(super) struct Progress {
     label: &'static str,
@@ -14,10 +23,7 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn of_rounds(label: &'static str) -> Self {
-        let bar = ProgressBar::new(0).with_finish(ProgressFinish::AndClear);
-        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} {eta}") {
-            bar.set_style(style);
-        }
+        let bar = bar();
         bar.set_message(label);
         let told = 0;
         Self { label, bar, told }

@@ -9,6 +9,7 @@ use genset_backend_common::{
 use genset_runtime::RemoteEngine;
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 /// The pause between two requests to an unreachable worker.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -28,17 +29,23 @@ pub(super) struct Presence {
 }
 
 impl Presence {
-    /// Waits until the worker answers a request in any way. Blocks the calling thread.
+    /// Waits until the worker answers a request in any way, or for the interrupt. Blocks the calling thread.
     ///
     /// # Errors
     /// The message if the worker does not answer within the limit.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self, interrupt: &CancellationToken) -> Result<(), String> {
         let Some(worker) = &self.worker else {
             return Ok(());
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("no async runtime to ask on: {error}"))?;
-        runtime.block_on(self.wait(async || ask(&worker()).await))
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = interrupt.cancelled() => Ok(()),
+                found = self.wait(async || ask(&worker()).await) => found,
+            }
+        })
     }
 
     async fn wait(&self, asks: impl AsyncFn() -> Result<(), EngineError>) -> Result<(), String> {

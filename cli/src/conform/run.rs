@@ -9,8 +9,8 @@ use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, SequenceReport,
-    Subject, Verdict, Waivers, replay_sequence_with, run_conformance_while, run_conformance_with,
-    run_sequences,
+    Subject, Verdict, Waivers, replay_sequence_with, run_conformance_observed,
+    run_conformance_with, run_sequences,
 };
 use genset_engine_candle::CandleArgs;
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
@@ -21,6 +21,7 @@ use genset_frontend::text::TextTokenizer;
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine, shows_colours};
 
 use super::again::replay_line;
+use super::follow::Follower;
 use super::presence::Presence;
 use super::{RunArgs, SequencesArgs, SubjectArgs, url};
 use crate::args::{EngineKind, required_script};
@@ -29,6 +30,7 @@ use crate::engine::{self, scripted::Parts};
 use crate::hub;
 use crate::input::{escaped, print};
 use crate::results;
+use crate::signals::interrupt_token;
 use crate::threads;
 
 /// Pause before each token under test, in milliseconds. The clock is paused, so this takes no real time, but answers take long
@@ -37,6 +39,9 @@ const TOKEN_DELAY_MS: u64 = 1;
 
 /// The exit code of a run whose worker disappeared for good.
 const WORKER_GONE: u8 = 3;
+
+/// The exit code of an interrupted run, as shells give it to a process that SIGINT ended.
+const INTERRUPTED: u8 = 130;
 
 /// Makes an engine for a check.
 pub(super) type BoxFactory = Box<dyn Fn(&Scenario) -> Subject + Send + Sync>;
@@ -245,14 +250,6 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
         seed: args.seed,
         ..Options::default()
     };
-    let endpoint = args.subject.endpoint.as_ref();
-    let presence = Presence {
-        worker: endpoint.map(|endpoint| {
-            let worker = remote(&args.subject, endpoint);
-            Box::new(worker) as Box<dyn Fn() -> RemoteEngine>
-        }),
-        limit: Duration::from_secs(args.worker_wait),
-    };
     let is_for_programs = args.json.as_deref() == Some(Path::new("-"));
     let json_file = args.json.as_deref().filter(|_| !is_for_programs);
     for (flag, file) in [("--json", json_file), ("--junit", args.junit.as_deref())] {
@@ -260,8 +257,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
             results::check(flag, path)?;
         }
     }
-    let factory = factory(&args.subject)?;
-    let mut report = run_conformance_while(factory, &options, || presence.check());
+    let (mut report, early_end) = followed(&args.subject, args.worker_wait, &options)?;
     if let Some(waivers) = &waivers {
         report.apply(waivers);
     }
@@ -280,10 +276,35 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
     if let Some(path) = &args.junit {
         results::write("--junit", path, &report.to_junit())?;
     }
-    Ok(match report.end() {
-        Some(_) => WORKER_GONE,
-        None => u8::from(!report.is_good()),
-    })
+    Ok(early_end.unwrap_or_else(|| u8::from(!report.is_good())))
+}
+
+/// Runs checks, and shows their progress. Also returns the exit code of a run that ended early: its live worker was away for
+/// longer than `worker_wait` seconds, or it was interrupted.
+fn followed(
+    subject: &SubjectArgs,
+    worker_wait: u64,
+    options: &Options,
+) -> Result<(Report, Option<u8>), EngineError> {
+    let endpoint = subject.endpoint.as_ref();
+    let presence = Presence {
+        worker: endpoint.map(|endpoint| {
+            let worker = remote(subject, endpoint);
+            Box::new(worker) as Box<dyn Fn() -> RemoteEngine>
+        }),
+        limit: Duration::from_secs(worker_wait),
+    };
+    let factory = factory(subject)?;
+    let interrupt = interrupt_token().map_err(|error| {
+        EngineError::internal("Ctrl-C cannot be listened to").with_source(error)
+    })?;
+    let mut follower = Follower::new(presence, interrupt.clone());
+    let report = run_conformance_observed(factory, options, &mut follower);
+    let early_end = report.end().map(|_| match interrupt.is_cancelled() {
+        true => INTERRUPTED,
+        false => WORKER_GONE,
+    });
+    Ok((report, early_end))
 }
 
 /// Repeats the failed checks of a report.

@@ -2,12 +2,18 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::Stdio;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::fleet::Fleet;
-use crate::support::{Ended, Server, genset, run_with, stand_in, tiny_chat};
+use crate::support::{
+    Ended, Server, genset, run_with, send_signal, soon, stand_in, tiny_chat, until,
+};
+use crate::terminal::Terminal;
 
 async fn conform(words: &[&str]) -> Ended {
     run_with(genset(&[&["conform"], words].concat()), b"").await
@@ -440,4 +446,42 @@ async fn a_run_ends_when_its_worker_is_gone_for_good() {
         "{report}"
     );
     drop(worker);
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_a_run_with_the_results_so_far() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (begun, json, junit) = (path("begun"), path("report.json"), path("report.xml"));
+    // It never says that it has started.
+    let engine = format!("/bin/sh -c ': > {begun}; exec /bin/sleep 60'");
+    let words = ["conform", "run", "--json", &json, "--junit", &junit];
+    let mut command = genset(&[&words[..], &["--engine-cmd", &engine]].concat());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let run = command.spawn().unwrap();
+    until(async || Path::new(&begun).exists()).await;
+    send_signal(&run, Signal::INT);
+    let ended = Ended::of(&soon(run.wait_with_output()).await.unwrap());
+    assert_eq!(ended.code, Some(130), "{ended:?}");
+    let told = "\nENDED EARLY: the run was interrupted\nNOT CONFORMANT\n";
+    assert!(ended.stdout.ends_with(told), "{ended:?}");
+    assert_eq!(ended.stderr, "", "no progress but on a terminal");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let mut checks = report["checks"].as_array().unwrap().iter();
+    assert!(checks.any(|check| check["code"] == "gone"), "{report}");
+    let xml = std::fs::read_to_string(&junit).unwrap();
+    let told = "<failure message=\"ended early: the run was interrupted\"/>";
+    assert!(xml.contains(told), "{xml}");
+}
+
+#[tokio::test]
+async fn a_terminal_shows_the_progress_of_a_run() {
+    let words = ["conform", "run", "--engine=sample", "--only=ST01"];
+    let mut terminal = Terminal::spawn(&words, &[]);
+    terminal.expect("start [").await;
+    terminal.expect("1 passed, 0 failed").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
 }

@@ -1,6 +1,6 @@
 //! The report as JUnit XML, for CI servers. The text of a failure is what it breaks and the clause of the contract; the message of
 //! a skip is its reason; the replay line is in the case's `system-out`. Each problem of the waivers is a failed case, since any
-//! makes the run bad.
+//! makes the run bad, and so is the end of a run before all of its checks ran.
 //!
 //! # Source
 //! <https://github.com/testmoapp/junitxml>
@@ -13,8 +13,13 @@ impl Report {
     /// The report as JUnit XML.
     #[must_use]
     pub fn to_junit(&self) -> String {
-        let problems = self.waiver_problems.len();
-        let failures = self.failures().count() + problems;
+        let waivers = self.waiver_problems.iter();
+        let mut problems: Vec<(&str, String)> = waivers
+            .map(|problem| ("waivers", escape(problem)))
+            .collect();
+        let end = self.end().map(escape);
+        problems.extend(end.map(|reason| ("run", format!("ended early: {reason}"))));
+        let failures = self.failures().count() + problems.len();
         let skipped = self.checks.iter().filter(|check| is_skipped(check)).count();
         let seconds = self.seconds();
         let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
@@ -22,7 +27,7 @@ impl Report {
             out,
             "<testsuite name=\"genset-conformance: {}\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\" time=\"{seconds:.3}\">",
             escape(&self.engine.name),
-            self.checks.len() + problems,
+            self.checks.len() + problems.len(),
         );
         for check in &self.checks {
             let title = crate::find(&check.id).map_or("", |known| known.title);
@@ -73,11 +78,10 @@ impl Report {
             );
             out.push_str("  </testcase>\n");
         }
-        for problem in &self.waiver_problems {
-            let problem = escape(problem);
+        for (class, problem) in problems {
             let _ = writeln!(
                 out,
-                "  <testcase classname=\"waivers\" name=\"{problem}\" time=\"0.000\">\n    <failure message=\"{problem}\"/>\n  </testcase>"
+                "  <testcase classname=\"{class}\" name=\"{problem}\" time=\"0.000\">\n    <failure message=\"{problem}\"/>\n  </testcase>"
             );
         }
         out.push_str("</testsuite>\n");

@@ -9,7 +9,7 @@ use genset_backend_common::{
 use tokio::time::Instant;
 
 use super::watch::Clock;
-use super::{BESIDE, try_out};
+use super::{BESIDE, Interruption, no_interruption, try_out};
 use crate::check::{CheckResult, Profile, Stop};
 use crate::limits::Limits;
 use crate::medium::{Api, Medium};
@@ -134,23 +134,31 @@ const LOOKS: u32 = 3;
 /// Learns what an engine declares, and its speed. Looks again if the engine does not start: otherwise one failed start would
 /// skip the checks of all that it declares.
 pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
-    let mut known = acquaint_once(factory);
+    acquaint_until(factory, &no_interruption)
+}
+
+/// As [`acquaint`]. If the run is interrupted, little may be known.
+pub(super) fn acquaint_until(
+    factory: &Arc<dyn Factory>,
+    interruption: Interruption<'_>,
+) -> Acquaintance {
+    let mut known = acquaint_once(factory, interruption);
     for _ in 1..LOOKS {
-        if known.has_started() {
+        if known.has_started() || interruption().is_some() {
             break;
         }
-        known = acquaint_once(factory);
+        known = acquaint_once(factory, interruption);
     }
     known
 }
 
 /// An engine that declares virtual time but does not keep it is tested in real time, so that only the check for that fails.
-fn acquaint_once(factory: &Arc<dyn Factory>) -> Acquaintance {
-    let known = look_at(factory, true);
+fn acquaint_once(factory: &Arc<dyn Factory>, interruption: Interruption<'_>) -> Acquaintance {
+    let known = look_at(factory, true, interruption);
     if !known.is_virtual_time {
         return known;
     }
-    match warm_up_on_a_paused_clock(factory) {
+    match warm_up_on_a_paused_clock(factory, interruption) {
         Ok(Pace { warm_up, token }) => {
             let mut limits = Limits::virtual_time(warm_up.pace);
             limits.token = token;
@@ -161,12 +169,16 @@ fn acquaint_once(factory: &Arc<dyn Factory>) -> Acquaintance {
                 ..known
             }
         }
-        Err(_) => look_at(factory, false),
+        Err(_) => look_at(factory, false, interruption),
     }
 }
 
 /// Starts one engine. An engine that fails here is treated as a plain one; the checks will report the failure.
-fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
+fn look_at(
+    factory: &Arc<dyn Factory>,
+    may_be_virtual: bool,
+    interruption: Interruption<'_>,
+) -> Acquaintance {
     let plain = Acquaintance {
         is_virtual_time: false,
         limits: Limits::default(),
@@ -181,17 +193,20 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let trial = Trial::new(Arc::clone(factory), "warm-up", limits, variation);
     // An engine that did not start is cleaned up too: the next look may need the resources that it holds.
     let meet = move |trial| meet(trial, may_be_virtual);
-    try_out(&trial, limits.start, Clock::Real, meet).unwrap_or(plain)
+    try_out(&trial, limits.start, Clock::Real, interruption, meet).unwrap_or(plain)
 }
 
 /// Tests on a paused clock whether an engine's waits follow tokio's clock.
 pub(crate) fn ensure_virtual_time(factory: &Arc<dyn Factory>) -> CheckResult {
-    warm_up_on_a_paused_clock(factory).map(drop)
+    warm_up_on_a_paused_clock(factory, &no_interruption).map(drop)
 }
 
 /// The duration of the warm-up requests on a paused clock. The clock advances as soon as all tasks wait. If an engine waits for
 /// something else, hours pass meanwhile.
-fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
+fn warm_up_on_a_paused_clock(
+    factory: &Arc<dyn Factory>,
+    interruption: Interruption<'_>,
+) -> Result<Pace, Stop> {
     let limits = Limits::virtual_time(Duration::ZERO);
     let variation = Variation::default();
     let trial = Trial::new(Arc::clone(factory), "virtual-time", limits, variation);
@@ -199,6 +214,7 @@ fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
         &trial,
         limits.wall,
         Clock::Paused,
+        interruption,
         answers_on_a_paused_clock,
     )
 }

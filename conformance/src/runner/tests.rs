@@ -1,5 +1,6 @@
 //! Which checks count as silent on the wall clock.
 
+use std::cell::Cell;
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -44,7 +45,7 @@ fn watched_for<F>(limit: Duration, work: impl FnOnce(Trial) -> F + Send + 'stati
 where
     F: Future<Output = CheckResult>,
 {
-    let ended = try_out(&trial(), limit, Clock::Real, work);
+    let ended = try_out(&trial(), limit, Clock::Real, &no_interruption, work);
     let Err(Stop::Fail(reason)) = ended else {
         panic!("{ended:?}");
     };
@@ -93,6 +94,19 @@ fn a_check_whose_answers_never_end_is_given_up() {
     over.store(true, Ordering::Relaxed);
     let says = "the check was not over within 4 s of real time, though answers went on";
     assert_eq!(reason, says);
+}
+
+#[test]
+fn a_check_is_given_up_when_the_run_is_interrupted() {
+    let asked = Cell::new(0);
+    let interruption = || {
+        asked.set(asked.get() + 1);
+        (asked.get() > 1).then(|| "enough".to_owned())
+    };
+    let work = |_: Trial| pending::<CheckResult>();
+    let ended = try_out(&trial(), SILENCE * 100, Clock::Real, &interruption, work);
+    let gone = Stop::Skip(SkipReason::Gone, "enough".into());
+    assert_eq!((ended, asked.get()), (Err(gone), 2));
 }
 
 #[test]

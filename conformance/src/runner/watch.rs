@@ -4,7 +4,8 @@ use std::any::Any;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use crate::check::Stop;
+use super::Interruption;
+use crate::check::{SkipReason, Stop};
 use crate::patience::{GivenUp, Patience};
 use crate::starvation::{CHECK_THREAD, CheckThread, Starvation};
 use crate::trial::Trial;
@@ -23,12 +24,13 @@ pub(super) enum Clock {
 /// The interval at which the watch looks at a check's progress.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
 
-/// Runs `work` on its own thread, and gives it up when its [`Patience`] ends. If its waits follow the machine's clock, the
-/// trial learns how long the machine did not let it run.
+/// Runs `work` on its own thread, and gives it up when its [`Patience`] ends or the run is interrupted. If its waits follow the
+/// machine's clock, the trial learns how long the machine did not let it run.
 pub(super) fn watch<T: Send + 'static>(
     limit: Duration,
     clock: Clock,
     trial: &Trial,
+    interruption: Interruption<'_>,
     work: impl FnOnce() -> Result<T, Stop> + Send + 'static,
 ) -> Result<T, Stop> {
     let (done, is_done) = sync_channel::<()>(1);
@@ -44,7 +46,7 @@ pub(super) fn watch<T: Send + 'static>(
         });
     let thread =
         thread.map_err(|error| Stop::Fail(format!("the kit cannot start a thread: {error}")))?;
-    wait(limit, clock, trial, check, &is_done)?;
+    wait(limit, clock, trial, interruption, check, &is_done)?;
     thread.join().unwrap_or_else(|panic| {
         let what = text_of(&*panic);
         Err(Stop::Fail(format!("the engine panicked: {what}")))
@@ -56,6 +58,7 @@ fn wait(
     limit: Duration,
     clock: Clock,
     trial: &Trial,
+    interruption: Interruption<'_>,
     check: CheckThread,
     is_done: &Receiver<()>,
 ) -> Result<(), Stop> {
@@ -63,6 +66,9 @@ fn wait(
     let given_up = loop {
         if is_done.recv_timeout(BETWEEN_LOOKS) != Err(RecvTimeoutError::Timeout) {
             return Ok(());
+        }
+        if let Some(reason) = interruption() {
+            return Err(Stop::Skip(SkipReason::Gone, reason));
         }
         let starved = starvation.since_last_look();
         if clock != Clock::Paused {
