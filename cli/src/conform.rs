@@ -38,6 +38,9 @@ Examples:
 Exit codes: 0 good, 1 a check failed or got worse or a waiver is out of order, 2 usage or a file that cannot be read, 3 the live worker
 is gone and does not come back, 130 interrupted (Ctrl-C); the results until then are reported.";
 
+/// The seconds that a live worker may be away, if nothing else is asked for.
+const WORKER_WAIT: u64 = 60;
+
 /// What to do with the kit.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConformCommand {
@@ -64,6 +67,9 @@ pub(crate) enum ConformCommand {
         /// The operations, as a failure printed them
         #[arg(long)]
         sequence: Option<String>,
+        /// Seconds that a live worker may be away, until what failed in the report is no longer run
+        #[arg(long, default_value_t = WORKER_WAIT, value_name = "SECONDS", conflicts_with = "sequence")]
+        worker_wait: u64,
         #[command(flatten)]
         subject: SubjectArgs,
     },
@@ -142,7 +148,7 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Seconds that a live worker may be away, such as for a restart, until the run ends with the results so far
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    #[arg(long, default_value_t = WORKER_WAIT, value_name = "SECONDS")]
     worker_wait: u64,
     /// Random sequences of operations that SQ01 tries
     #[arg(long, value_name = "COUNT", default_value_t = Options::default().sequences)]
@@ -223,9 +229,10 @@ pub(crate) fn perform(command: ConformCommand) -> Result<u8, EngineError> {
         ConformCommand::Replay {
             report,
             sequence,
+            worker_wait,
             subject,
         } => match (report, sequence) {
-            (Some(report), _) => run::replay(&report, &subject),
+            (Some(report), _) => run::replay(&report, &subject, worker_wait),
             (None, sequence) => run::replay_operations(&sequence.unwrap_or_default(), &subject),
         },
         ConformCommand::Diff { old, new } => {

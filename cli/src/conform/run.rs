@@ -9,8 +9,7 @@ use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, SequenceReport,
-    Subject, Verdict, Waivers, replay_sequence_with, run_conformance_observed,
-    run_conformance_with, run_sequences,
+    Subject, Verdict, Waivers, replay_sequence_with, run_conformance_observed, run_sequences,
 };
 use genset_engine_candle::CandleArgs;
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
@@ -308,7 +307,11 @@ fn followed(
 }
 
 /// Repeats the failed checks of a report.
-pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineError> {
+pub(super) fn replay(
+    path: &Path,
+    subject: &SubjectArgs,
+    worker_wait: u64,
+) -> Result<u8, EngineError> {
     let old = read_report(path)?;
     let is_failed = |verdict: &Verdict| match verdict {
         Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } | Verdict::ExpectedFail { .. } => {
@@ -335,9 +338,9 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
         sequences: old.sequences,
         ..Options::default()
     };
-    let report = run_conformance_with(factory(subject)?, &options);
+    let (report, early_end) = followed(subject, worker_wait, &options)?;
     print(&report.to_terminal(shows_colours(&std::io::stdout())));
-    Ok(u8::from(!report.is_good()))
+    Ok(early_end.unwrap_or_else(|| u8::from(!report.is_good())))
 }
 
 /// Runs random sequences of operations.

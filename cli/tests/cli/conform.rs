@@ -408,8 +408,8 @@ async fn a_run_ends_when_its_worker_is_gone_for_good() {
     // Its server exits at the fourth event of an answer, and the worker with it.
     let server = stand_in("vllm --context 2048 --fault exit");
     let path = std::env::var("PATH").unwrap();
-    let words = ["in=dyn://doomed", "out=vllm", &model, &server];
-    let worker = fleet.worker_of(&words, &[("PATH", &path)]).await;
+    let doomed = ["in=dyn://doomed", "out=vllm", &model, &server];
+    let worker = fleet.worker_of(&doomed, &[("PATH", &path)]).await;
     let folder = TempDir::new().unwrap();
     let report = folder.path().join("report.json");
     let report_path = report.to_str().unwrap();
@@ -446,6 +446,12 @@ async fn a_run_ends_when_its_worker_is_gone_for_good() {
         "{report}"
     );
     drop(worker);
+
+    let _worker = fleet.worker_of(&doomed, &[("PATH", &path)]).await;
+    let words = ["conform", "replay", report_path, "--worker-wait", "1"];
+    let endpoint = ["--endpoint", "dyn://doomed.backend.generate"];
+    let again = fleet.ask(&[&words[..], &endpoint].concat()).await;
+    assert_eq!(again.code, Some(3), "{}{}", again.stdout, again.stderr);
 }
 
 #[tokio::test]
