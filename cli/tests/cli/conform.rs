@@ -119,6 +119,16 @@ async fn a_run_reports_to_people_and_to_programs() {
         "{}",
         again.stdout
     );
+    for (code, exit_code) in [("gone", 1), ("not_declared", 1), ("filtered", 0)] {
+        let skip = format!("\"verdict\": \"skip\", \"code\": \"{code}\", \"reason\": \"why\"");
+        std::fs::write(&bad, text.replacen("\"verdict\": \"pass\"", &skip, 1)).unwrap();
+        let lost = conform(&["diff", &json, &bad]).await;
+        assert_eq!(
+            (lost.code, lost.stdout.as_str()),
+            (Some(exit_code), "ST01  pass -> skip (why)\n"),
+            "{code}"
+        );
+    }
     std::fs::write(&bad, failed.replace("\"ST01\"", "\"XX01\"")).unwrap();
     let unknown = conform(&["replay", &bad, "--engine", "sample"]).await;
     unknown.fails(2, "no check's id starts with \"XX01\"");
