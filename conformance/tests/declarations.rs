@@ -106,7 +106,7 @@ fn values() -> Vec<Row> {
         Decode: &["DG02"],
     });
     let deviations = variants!(Deviation {
-        BatchVariant: &["CC04", "CC16", "DT10", "DT15", "DT16"],
+        BatchVariant: &["CC04", "CC16", "DT10", "DT15", "DT16", "MG01"],
         NoMinTokens: &["DT09"],
         PenaltiesCountPrompt: &["DT18"],
         LogprobsAfterBias: &["DT17"],

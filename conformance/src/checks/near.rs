@@ -34,6 +34,8 @@ pub(super) fn rated(live: &Live, mut request: GenerateRequest) -> GenerateReques
 pub(super) enum Choice {
     /// The likeliest token.
     Greedy,
+    /// The likeliest token after penalties, which log probabilities do not include.
+    Penalized,
     /// Drawn with a seed, possibly any token.
     Seeded,
 }
@@ -48,21 +50,25 @@ pub(super) fn ensure_as_alone(
     pairs: &[Pair],
     when: &str,
 ) -> CheckResult {
+    if live.varies_with_batch() {
+        return ensure_all_near(choice, pairs, when);
+    }
     for (alone, beside) in pairs {
-        if live.varies_with_batch() {
-            ensure_near(choice, alone, beside, when)?;
-            continue;
-        }
         let (alone, beside) = (alone.generated(), beside.generated());
         ensure!(
             beside == alone,
             "a request was answered by {alone:?} alone, and by {beside:?} {when}"
         );
     }
-    match live.varies_with_batch() {
-        true => ensure_most_begin_alike(pairs, when),
-        false => Ok(()),
+    Ok(())
+}
+
+/// Each answer must be near that alone, and most must begin as that does.
+pub(super) fn ensure_all_near(choice: Choice, pairs: &[Pair], when: &str) -> CheckResult {
+    for (alone, beside) in pairs {
+        ensure_near(choice, alone, beside, when)?;
     }
+    ensure_most_begin_alike(pairs, when)
 }
 
 /// An answer must have the same log probabilities as alone, and may differ only where both tokens are almost equally likely.
@@ -106,14 +112,23 @@ fn behind(chosen: &TokenLogprob, other: TokenId) -> f32 {
     at_most.map_or(0.0, |other| chosen.logprob - other.logprob)
 }
 
+/// Whether two answers differ at their beginnings, or only one of them has any.
+pub(super) fn begin_otherwise(alone: &Answer, beside: &Answer) -> bool {
+    let (alone, beside) = (alone.generated(), beside.generated());
+    let mut beginnings = alone.units().iter().zip(beside.units()).take(BEGINNING);
+    let is_one_empty = alone.units().is_empty() != beside.units().is_empty();
+    is_one_empty || beginnings.any(|(alone, beside)| alone != beside)
+}
+
+/// The number of answers that begin otherwise than alone.
+pub(super) fn astray(pairs: &[Pair]) -> usize {
+    let is_astray = |(alone, beside): &&Pair| begin_otherwise(alone, beside);
+    pairs.iter().filter(is_astray).count()
+}
+
 /// More than half of the answers must begin as they do alone.
 pub(super) fn ensure_most_begin_alike(pairs: &[Pair], when: &str) -> CheckResult {
-    let is_astray = |(alone, beside): &&Pair| {
-        let (alone, beside) = (alone.generated(), beside.generated());
-        let mut beginnings = alone.units().iter().zip(beside.units()).take(BEGINNING);
-        beginnings.any(|(alone, beside)| alone != beside)
-    };
-    let astray = pairs.iter().filter(is_astray).count();
+    let astray = astray(pairs);
     ensure!(
         astray * 2 < pairs.len().max(1),
         "another order of sums changes few tokens; but of {} answers {when}, {astray} \
@@ -190,6 +205,8 @@ mod tests {
         let (same, other) = ((of(1), of(1)), (of(1), of(2)));
         let most = [same.clone(), same.clone(), other.clone()];
         assert!(ensure_most_begin_alike(&most, "beside others").is_ok());
+        let missing = (of(1), answer(&[]));
+        assert!(ensure_most_begin_alike(&[same.clone(), missing], "beside others").is_err());
         assert!(ensure_most_begin_alike(&[same, other], "beside others").is_err());
         assert!(ensure_most_begin_alike(&[], "beside others").is_ok());
     }

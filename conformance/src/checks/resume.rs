@@ -1,12 +1,14 @@
 //! MG: continuing after another instance's tokens, as a router does when an instance is lost during an answer.
 //!
 //! An engine that takes those tokens only as prompt (`resume_as_prompt`) is compared with its own answer to that prompt, and
-//! receives no options that count them as generated.
+//! receives no options that count them as generated. An engine whose answers depend on their batch goes on nearly as it would
+//! have: a resumed answer is in another batch.
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, Input, TokenId};
+use genset_backend_common::{FinishReason, GenerateRequest, GuidedDecoding, Input};
 use serde_json::json;
 
+use super::near::{self, Choice, Pair};
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
@@ -43,6 +45,7 @@ pub(super) struct Whole {
 
 impl Whole {
     pub(super) async fn of(live: &Live, request: GenerateRequest) -> Result<Self, Stop> {
+        let request = near::rated(live, request);
         let answer = live.answer(request.clone()).await?;
         ensure!(
             answer.finished().is_some(),
@@ -92,16 +95,20 @@ impl Whole {
         live.answer(self.resumed(cut)).await
     }
 
-    /// The tokens that must come after the first `cut`: the rest of the answer, or for an engine that takes another instance's
+    /// The answer to a prompt that ends with the first `cut` tokens, if they are nothing but prompt.
+    pub(super) async fn as_prompt(&self, live: &Live, cut: usize) -> Result<Answer, Stop> {
+        let mut request = self.resumed(cut);
+        request.resumed_tokens = 0;
+        live.answer(request).await
+    }
+
+    /// What must come after the first `cut` tokens: the rest of the answer, or for an engine that takes another instance's
     /// tokens only as prompt, its answer to such a prompt.
-    pub(super) async fn expected(&self, live: &Live, cut: usize) -> Result<Vec<TokenId>, Stop> {
-        if live.config.capabilities.resume {
-            let tokens = self.answer.tokens();
-            return Ok(tokens.get(cut..).unwrap_or_default().to_vec());
+    pub(super) async fn expected(&self, live: &Live, cut: usize) -> Result<Answer, Stop> {
+        match live.config.capabilities.resume {
+            true => Ok(self.answer.after(cut)),
+            false => self.as_prompt(live, cut).await,
         }
-        let mut resumed = self.resumed(cut);
-        resumed.resumed_tokens = 0;
-        Ok(live.answer(resumed).await?.tokens())
     }
 
     /// Checks that it continues unchanged after each cut. MG02 judges the number of tokens.
@@ -111,7 +118,7 @@ impl Whole {
         cuts: impl IntoIterator<Item = usize>,
     ) -> CheckResult {
         for cut in cuts {
-            let expected = self.expected(live, cut).await?;
+            let expected = self.expected(live, cut).await?.tokens();
             let rest = self.rest(live, cut).await?.tokens();
             let common = rest.len().min(expected.len());
             ensure!(
@@ -144,6 +151,18 @@ impl Whole {
     }
 }
 
+/// Checks that answers continue nearly as they must after each cut, for an engine whose answers depend on their batch.
+pub(super) async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResult {
+    let mut pairs: Vec<Pair> = Vec::new();
+    for whole in wholes {
+        for cut in whole.cuts() {
+            let expected = whole.expected(live, cut).await?;
+            pairs.push((expected, whole.rest(live, cut).await?));
+        }
+    }
+    near::ensure_all_near(choice, &pairs, "resumed")
+}
+
 /// Skips a check for engines that do not know which tokens of a prompt were generated.
 pub(super) fn needs_exact(live: &Live) -> CheckResult {
     if !live.config.capabilities.resume {
@@ -157,7 +176,11 @@ pub(super) fn needs_exact(live: &Live) -> CheckResult {
 
 async fn same_continuation(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    Whole::plain(&live).await?.goes_on(&live, CUTS).await
+    let whole = Whole::plain(&live).await?;
+    match live.varies_with_batch() {
+        true => go_on_near(&live, Choice::Greedy, &[whole]).await,
+        false => whole.goes_on(&live, CUTS).await,
+    }
 }
 
 async fn remaining_max_tokens(trial: Trial) -> CheckResult {
@@ -214,7 +237,10 @@ async fn guided_resume(trial: Trial) -> CheckResult {
         "the uninterrupted guided request did not come to its end: {:?}",
         whole.answer.items.last()
     );
-    whole.ends_alike(&live, 1..count).await
+    match live.varies_with_batch() {
+        true => go_on_near(&live, Choice::Greedy, &[whole]).await,
+        false => whole.ends_alike(&live, 1..count).await,
+    }
 }
 
 /// One text for each kind of grammar that all engines understand alike.
@@ -267,19 +293,28 @@ pub(super) fn guide(request: &mut GenerateRequest, guided: GuidedDecoding) {
 async fn stop_after_cut(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let whole = Whole::plain(&live).await?;
+    let mut pairs: Vec<Pair> = Vec::new();
     for cut in CUTS {
-        let Some(stop) = whole.expected(&live, cut).await?.first().copied() else {
+        let expected = whole.expected(&live, cut).await?;
+        let Some(stop) = expected.tokens().first().copied() else {
             fail!("no token came after a prompt with {cut} tokens of an answer of {WHOLE}");
         };
         let mut request = whole.resumed(cut);
         request.stop.stop_token_ids = [stop].into();
         let rest = live.answer(request).await?;
+        let tokens = rest.tokens();
+        if tokens.is_empty() && rest.reason() == Some(FinishReason::Stop) {
+            // The stop token is the first one, though it is not told.
+            pairs.push((expected.clone(), expected));
+            continue;
+        }
+        let is_another = tokens.first().is_some_and(|first| *first != stop);
         ensure!(
-            rest.tokens().is_empty() && rest.reason() == Some(FinishReason::Stop),
-            "the stop token {stop} came right after the cut at {cut}, yet the answer went on: {:?} ({:?})",
-            rest.tokens(),
+            live.varies_with_batch() && is_another,
+            "the stop token {stop} came right after the cut at {cut}, yet the answer went on: {tokens:?} ({:?})",
             rest.reason()
         );
+        pairs.push((expected, rest));
     }
-    Ok(())
+    near::ensure_all_near(Choice::Greedy, &pairs, "resumed")
 }

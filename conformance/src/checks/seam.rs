@@ -2,8 +2,8 @@
 
 use genset_backend_common::{GenerateRequest, TokenId, config::SamplingOption};
 
-use super::near::{self, Choice};
-use super::resume::{Whole, declared, grammars, guide, needs_exact};
+use super::near::{self, Choice, Pair};
+use super::resume::{Whole, declared, go_on_near, grammars, guide, needs_exact};
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
@@ -44,22 +44,7 @@ async fn whole(
 ) -> Result<Whole, Stop> {
     let mut request = live.greedy(live.prompt(9, seed), WHOLE);
     set(&mut request);
-    Whole::of(live, near::rated(live, request)).await
-}
-
-/// Checks that answers continue nearly unchanged after each cut, for an engine whose sums depend on the batch or on what was
-/// prompt: a resumed answer is in another batch.
-async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResult {
-    let mut pairs = Vec::new();
-    for whole in wholes {
-        for cut in whole.cuts() {
-            pairs.push((whole.answer.after(cut), whole.rest(live, cut).await?));
-        }
-    }
-    for (uninterrupted, rest) in &pairs {
-        near::ensure_near(choice, uninterrupted, rest, "resumed")?;
-    }
-    near::ensure_most_begin_alike(&pairs, "resumed")
+    Whole::of(live, request).await
 }
 
 /// Makes the engine choose freely, but repeatably.
@@ -103,9 +88,41 @@ async fn draw_on(live: &Live, wholes: &[Whole]) -> CheckResult {
 async fn penalized(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     needs_exact(&live)?;
-    for whole in with_penalties(&live, |_, _| ()).await? {
+    let wholes = with_penalties(&live, |_, _| ()).await?;
+    if live.varies_with_batch() {
+        return penalized_nearly(&live, &wholes).await;
+    }
+    for whole in wholes {
         whole.goes_on(&live, whole.cuts()).await?;
     }
+    Ok(())
+}
+
+/// More answers than rounding turns to something else.
+const MANY: usize = 6;
+
+/// Most answers go on as they would have without penalties. So those are compared a second time that go on otherwise if the
+/// tokens before the cut are prompt, which no penalty counts.
+async fn penalized_nearly(live: &Live, wholes: &[Whole]) -> CheckResult {
+    let mut pairs: Vec<Pair> = Vec::new();
+    let mut telling: Vec<Pair> = Vec::new();
+    for whole in wholes {
+        for cut in whole.cuts() {
+            let (uninterrupted, rest) = (whole.answer.after(cut), whole.rest(live, cut).await?);
+            let uncounted = whole.as_prompt(live, cut).await?;
+            if near::begin_otherwise(&uninterrupted, &uncounted) {
+                telling.push((uninterrupted.clone(), rest.clone()));
+            }
+            pairs.push((uninterrupted, rest));
+        }
+    }
+    near::ensure_all_near(Choice::Penalized, &pairs, "resumed")?;
+    let astray = near::astray(&telling);
+    ensure!(
+        astray < MANY || astray * 2 < telling.len(),
+        "of {} answers that change if penalties do not count the resumed tokens, {astray} begin otherwise than uninterrupted",
+        telling.len()
+    );
     Ok(())
 }
 
@@ -177,17 +194,28 @@ async fn least(trial: Trial) -> CheckResult {
         request.stop.min_tokens = u32::try_from(LEAST).unwrap_or(u32::MAX);
     });
     let whole = whole.await?;
+    let mut pairs: Vec<Pair> = Vec::new();
     for cut in [1, 5, 8] {
-        let expected = whole.expected(&live, cut).await?;
+        let uninterrupted = whole.expected(&live, cut).await?;
+        let resumed = whole.rest(&live, cut).await?;
+        let (expected, rest) = (uninterrupted.tokens(), resumed.tokens());
         // FN10 judges whether the whole answer has that many.
         let expected = expected.get(..LEAST - cut).unwrap_or_default();
-        let rest = whole.rest(&live, cut).await?.tokens();
+        let seen = rest.get(..expected.len());
+        let is_kept = match live.varies_with_batch() {
+            true => seen.is_some(),
+            false => seen == Some(expected),
+        };
         ensure!(
-            rest.get(..expected.len()) == Some(expected),
+            is_kept,
             "at least {LEAST} tokens were asked for, and after {cut} of them came {rest:?}, expected {expected:?}"
         );
+        pairs.push((uninterrupted, resumed));
     }
-    Ok(())
+    match live.varies_with_batch() {
+        true => near::ensure_all_near(Choice::Greedy, &pairs, "resumed"),
+        false => Ok(()),
+    }
 }
 
 async fn rated(trial: Trial) -> CheckResult {
@@ -198,7 +226,11 @@ async fn rated(trial: Trial) -> CheckResult {
     let top = most.min(2);
     let whole = whole(&live, 3, |request| request.output.logprobs = Some(top)).await?;
     if live.varies_with_batch() || !live.config.capabilities.resume {
-        return go_on_near(&live, Choice::Greedy, &[whole]).await;
+        let mut pairs: Vec<Pair> = Vec::new();
+        for cut in whole.cuts() {
+            pairs.push((whole.answer.after(cut), whole.rest(&live, cut).await?));
+        }
+        return near::ensure_all_near(Choice::Greedy, &pairs, "resumed");
     }
     let expected = whole.answer.logprobs();
     for cut in whole.cuts() {
@@ -223,10 +255,20 @@ async fn guided(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     needs_exact(&live)?;
     // MG04 covers the first kind.
-    let further = declared(&live, &grammars()[1..])?;
-    for guided in further {
-        let whole = whole(&live, 3, |request| guide(request, guided)).await?;
-        whole.ends_alike(&live, whole.cuts()).await?;
+    let mut wholes = Vec::new();
+    for guided in declared(&live, &grammars()[1..])? {
+        wholes.push(whole(&live, 3, |request| guide(request, guided)).await?);
+    }
+    end_alike(&live, Choice::Greedy, &wholes).await
+}
+
+/// Checks that guided answers come to the same ends after each cut, as exactly as the engine declares.
+async fn end_alike(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResult {
+    if live.varies_with_batch() {
+        return go_on_near(live, choice, wholes).await;
+    }
+    for whole in wholes {
+        whole.ends_alike(live, whole.cuts()).await?;
     }
     Ok(())
 }
@@ -243,11 +285,5 @@ async fn guided_and_seeded(trial: Trial) -> CheckResult {
         });
         wholes.push(whole.await?);
     }
-    if live.varies_with_batch() {
-        return go_on_near(&live, Choice::Seeded, &wholes).await;
-    }
-    for whole in wholes {
-        whole.ends_alike(&live, whole.cuts()).await?;
-    }
-    Ok(())
+    end_alike(&live, Choice::Seeded, &wholes).await
 }

@@ -149,6 +149,7 @@ pub(super) enum Flaw {
     // Declared deviations, and deviations that are not allowed.
     RoundsInCompany,
     DrawsRoundOnResume,
+    GreedyRoundsOnResume,
     NoiseInCompany,
     PenaltiesCountPrompt,
 }

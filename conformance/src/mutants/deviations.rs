@@ -59,11 +59,29 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| deviating(Flaw::LogprobsShiftedOnResume, BATCH_VARIANT),
     },
     Mutant {
+        name: "variance-hides-forgotten-penalties",
+        stands_for: "penalties that count what this instance generated, in an engine whose answers may be others in a batch",
+        killed_by: &["MG07"],
+        build: |_, _| deviating(Flaw::PenaltiesForgottenOnResume, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-a-forgotten-grammar",
+        stands_for: "a grammar matcher that starts at its beginning on the new instance, in such an engine",
+        killed_by: &["MG04", "MG10", "MG11"],
+        build: |_, _| deviating(Flaw::GuideForgottenOnResume, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-min-tokens-taken-twice",
+        stands_for: "a router and an engine that both take the resumed tokens off min_tokens, in such an engine",
+        killed_by: &["MG08"],
+        build: |_, _| deviating(Flaw::MinTokensTakenTwice, BATCH_VARIANT),
+    },
+    Mutant {
         name: "variance-hides-draws",
         stands_for: "a temperature of 0 that is a small number, so that answers vary on an idle engine, too",
         killed_by: &[
-            "CC16", "DT01", "DT04", "DT05", "DT08", "DT10", "DT11", "DT16", "MG01", "MG05", "MG07",
-            "MG08", "MG09", "MG10",
+            "CC16", "DT01", "DT04", "DT05", "DT08", "DT10", "DT11", "DT16", "MG01", "MG05", "MG08",
+            "MG09",
         ],
         build: |_, _| deviating(Flaw::GreedyDraws, BATCH_VARIANT),
     },
@@ -130,6 +148,12 @@ pub(super) const CONTROLS: &[Mutant] = &[
         stands_for: "inputs rounded to 8 bits, which another order of sums rounds to the other side",
         killed_by: &[],
         build: |_, _| deviating(Flaw::DrawsRoundOnResume, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "batch-variant-on-greedy-resume",
+        stands_for: "a prompt that is summed up in another order than single tokens",
+        killed_by: &[],
+        build: |_, _| deviating(Flaw::GreedyRoundsOnResume, BATCH_VARIANT),
     },
     Mutant {
         name: "penalties-count-prompt",

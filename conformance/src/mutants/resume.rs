@@ -1,5 +1,6 @@
 //! Faults that the checks of MG catch.
 
+use genset_backend_common::config::Deviation;
 use genset_backend_common::{EngineConfig, EngineError, Input, OutputStream};
 
 use super::Mutant;
@@ -12,6 +13,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "a resumed prompt cut by one, so that the last token is generated a second time",
         killed_by: &["MG01", "MG05", "MG06", "MG08"],
         build: |clean, scenario| with_fault(clean, scenario, ResumeFault::RepeatsLastToken),
+    },
+    Mutant {
+        name: "variance-hides-a-repeated-last-token",
+        stands_for: "a resumed prompt cut by one, in an engine whose answers may be others in a batch",
+        killed_by: &["MG01", "MG05", "MG06", "MG08"],
+        build: |clean, scenario| {
+            let repeats = with_fault(clean, scenario, ResumeFault::RepeatsLastToken);
+            let declares = Declares(|config| {
+                let can = &mut config.capabilities;
+                can.deviations.insert(Deviation::BatchVariant);
+            });
+            faulty(repeats, declares)
+        },
     },
     Mutant {
         name: "resume-subtracts-twice",

@@ -239,12 +239,13 @@ impl Decoder {
     /// The model's logits, which a batch may change.
     fn logits(&self, running: &Running, sampling: &SamplingOptions) -> Vec<f32> {
         let mut logits = self.sequence.logits(sampling);
-        // This model's best tokens are closer to each other than a trained model's, so only draws are resumed with noise.
-        let is_resumed = self.request.resumed_tokens > 0
-            && self.request.sampling.temperature.is_some_and(|it| it > 0.0);
+        let is_resumed = self.request.resumed_tokens > 0;
+        let is_drawn = self.request.sampling.temperature > Some(0.0);
         let noise = match running.flaw {
             Flaw::RoundsInCompany if running.has_company() => ROUNDING,
-            Flaw::DrawsRoundOnResume if is_resumed => COARSE_ROUNDING,
+            Flaw::DrawsRoundOnResume if is_resumed && is_drawn => COARSE_ROUNDING,
+            // This model's best tokens are closer to each other than a trained model's.
+            Flaw::GreedyRoundsOnResume if is_resumed && !is_drawn => ROUNDING,
             Flaw::NoiseInCompany if running.has_company() => NOISE,
             _ => return logits,
         };
