@@ -170,12 +170,12 @@ pub(crate) async fn follow_changes(
     let (shortest, longest) = WATCH_PAUSES;
     let mut pause = shortest;
     let logged = OncePerMinute::default();
-    let mut is_away = false;
+    let mut outage = None;
     loop {
         match discovery.watch(prefix).await {
             Ok(mut watch) => {
                 pause = shortest;
-                if std::mem::take(&mut is_away) {
+                if outage.take().is_some() {
                     tracing::info!("discovery can be watched now");
                 }
                 while let Some(change) = watch.next().await {
@@ -183,7 +183,8 @@ pub(crate) async fn follow_changes(
                 }
             }
             Err(error) => {
-                is_away = true;
+                // The store counts only the outages of watches that began.
+                outage.get_or_insert_with(|| Outage::of(&discovery.outages()));
                 if let Some(unlogged) = logged.unlogged("not watched") {
                     tracing::warn!(%error, unlogged, "discovery cannot be watched, and known instances stay in use; further failures are only counted for a minute");
                 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
+use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{EngineError, ErrorKind, async_trait};
 use genset_runtime::discovery::{Discovery, Entry, Lease, MemoryDiscovery, Watch};
 use genset_runtime::plane::MemoryPlane;
@@ -188,6 +189,7 @@ async fn nothing_of_a_runtime_is_alive_after_its_shutdown() {
 struct Away {
     is_back: AtomicBool,
     memory: MemoryDiscovery,
+    outages: Gauge,
 }
 
 #[async_trait]
@@ -206,24 +208,29 @@ impl Discovery for Away {
         }
         Err(EngineError::new(ErrorKind::Unavailable, "nobody is there"))
     }
+
+    fn outages(&self) -> Gauge {
+        self.outages.clone()
+    }
 }
 
 /// As when a frontend starts before etcd.
 #[tokio::test(start_paused = true)]
-async fn discovery_that_is_away_from_the_start_is_logged_once_a_minute() {
+async fn discovery_that_is_away_from_the_start_is_counted_and_logged_once_a_minute() {
     let log = Log::watched();
     let away = Arc::new(Away {
         is_back: AtomicBool::new(false),
         memory: MemoryDiscovery::new(),
+        outages: Gauge::default(),
     });
     let runtime = Runtime::new(away.clone(), Arc::new(MemoryPlane::new()));
     let client = endpoint(&runtime, "e").client::<u8, u8>();
     for lines in 1..=3 {
         tokio::time::sleep(Duration::from_secs(59)).await;
-        assert_eq!(log.lines(), lines);
+        assert_eq!((log.lines(), away.outages.get()), (lines, 1));
     }
     away.is_back.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(6)).await;
-    assert_eq!(log.lines(), 4);
+    assert_eq!((log.lines(), away.outages.get()), (4, 0));
     drop(client);
 }
