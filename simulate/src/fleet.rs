@@ -70,9 +70,9 @@ impl LLMEngine for Shared {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         // A request that migrates begins again with a prefill if prefill is disaggregated; it is counted where it is
-        // answered. A request that goes on after its prefill without the blocks has not migrated.
+        // answered. A request that goes on after its prefill without the blocks has one token, and has not migrated.
         let is_without_blocks = request.transfer.as_ref().is_some_and(|it| it.is_none());
-        let has_moved = request.resumed_tokens > 0 && !is_without_blocks;
+        let has_moved = request.resumed_tokens > u32::from(is_without_blocks);
         if has_moved && self.0.role != Role::Prefill {
             self.0.moved.fetch_add(1, Ordering::Relaxed);
         }

@@ -142,18 +142,23 @@ fn a_handover_takes_the_time_of_its_blocks_and_of_two_steps() {
 
 #[test]
 fn a_request_that_moves_counts_once_with_prefill_and_decode_apart() {
-    let script = r#"[{"at_s": 5, "worker": 1, "do": "crash"}]"#;
-    let troubled = Plan {
-        workers: 3,
-        prefill_workers: vec![1],
-        load: long_answers(&[0, 500]),
-        ..plan(&["round-robin"])
-    };
-    let report = run(script, troubled);
-    // Each of the two decode workers has one of the requests.
-    let row = row(&report, "round-robin 1+2");
-    assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
-    assert_eq!(row.moved, 1, "{report}");
+    // Without the prefill worker, the decode worker that takes the request computes its prompt.
+    for script in [
+        r#"[{"at_s": 5, "worker": 1, "do": "crash"}]"#,
+        r#"[{"at_s": 4, "worker": 0, "do": "crash"}, {"at_s": 5, "worker": 1, "do": "crash"}]"#,
+    ] {
+        let troubled = Plan {
+            workers: 3,
+            prefill_workers: vec![1],
+            load: long_answers(&[0, 500]),
+            ..plan(&["round-robin"])
+        };
+        let report = run(script, troubled);
+        // Each of the two decode workers has one of the requests.
+        let row = row(&report, "round-robin 1+2");
+        assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
+        assert_eq!(row.moved, 1, "{report}");
+    }
 }
 
 /// A worker that is restarted drains first. The next fault still happens on time.
