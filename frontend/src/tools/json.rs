@@ -424,7 +424,7 @@ impl MarkupParser for JsonParser {
             State::Object(mut object) => {
                 let is_call = if self.is_bare {
                     false
-                } else if self.is_cut {
+                } else if self.is_cut || object.has_open_arguments() {
                     object.cut_short(out)
                 } else {
                     object.close(out)

@@ -194,9 +194,28 @@ impl CallObject {
         true
     }
 
-    /// The answer ends within the object. Returns whether the call's name had come; it is then reported.
+    /// Whether it is inside arguments that are not emitted as they arrive: those written as a string.
+    pub(super) fn has_open_arguments(&self) -> bool {
+        self.place == Place::InValue && self.is_arguments()
+    }
+
+    /// The answer ends within the object. Returns whether the call's name had come; it is then reported, with the arguments so far.
     pub(super) fn cut_short(&mut self, out: &mut Deltas) -> bool {
-        self.is_reported || self.report(out)
+        if self.is_reported {
+            return true;
+        }
+        let arguments = match self.arguments.take() {
+            None if self.has_open_arguments() => {
+                let text = serde_json::from_str(&format!("{}\"", self.value));
+                text.unwrap_or_else(|_| self.value.clone())
+            }
+            whole => whole.unwrap_or_default(),
+        };
+        let is_call = self.report(out);
+        if is_call {
+            out.arguments(&arguments);
+        }
+        is_call
     }
 
     /// Unwraps a call in the format of OpenAI's API: `{"type": "function", "function": {...}}`.

@@ -121,6 +121,18 @@ fn a_call_that_is_cut_short_keeps_the_arguments_that_came() {
             "now",
             "{\"a\": \"b",
         ),
+        (
+            "hermes",
+            r#"<tool_call>{"name": "now", "arguments": "{\"a\": 1}""#,
+            "now",
+            r#"{"a": 1}"#,
+        ),
+        (
+            "hermes",
+            r#"<tool_call>{"name": "now", "arguments": "{\"a"#,
+            "now",
+            r#"{"a"#,
+        ),
         ("mistral", "[TOOL_CALLS]now[ARGS]{\"a", "now", "{\"a"),
         (
             "deepseek_v31",
@@ -171,6 +183,10 @@ fn a_call_that_is_cut_short_keeps_the_arguments_that_came() {
             "{name}: {text:?}"
         );
     }
+    // One that the model leaves open by itself.
+    let text = r#"<tool_call>{"name": "now", "arguments": "{\"a\": 1}</tool_call>"#;
+    let arguments = r#"{"a": 1}</tool_call>"#;
+    assert_eq!(seen(&run("hermes", [text])), ("", vec![("now", arguments)]));
 }
 
 #[test]
