@@ -91,6 +91,22 @@ def test_services_share_settings_of_a_file(tmp_path: Path) -> None:
             serve.configuration(str(file), [], ["Sized"])
 
 
+def test_a_setting_is_one_service_s_also_if_the_file_shares_it(tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+    wants = '{"common-configs": ["ServiceArgs"]}'
+    file.write_text(f'{{"Common": {{"ServiceArgs": {{"resources": {{"gpu": 1}}}}}}, "Sized": {wants}, "Quoting": {wants}}}')
+    told = serve.configuration(str(file), ["--Sized.ServiceArgs.resources.gpu=2"], ["Sized", "Quoting"])
+    assert [told[name]["ServiceArgs"]["resources"]["gpu"] for name in ("Sized", "Quoting")] == [2, 1]
+
+
+def test_an_alias_of_yaml_has_the_shared_settings_too(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "shared.yaml"
+    file.write_text("Common: {model: m}\nSized: &sized {common-configs: [model]}\nQuoting: *sized\n")
+    told = serve.configuration(str(file), ["--Sized.end=!"], ["Sized", "Quoting"])
+    assert told == {"Sized": {"model": "m", "end": "!"}, "Quoting": {"model": "m"}}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [

@@ -93,8 +93,9 @@ def configuration(file: str | None, settings: Sequence[str], names: Sequence[str
     if file is not None:
         told = _read(Path(file))
         common = {} if COMMON in names else told.pop(COMMON, {})
-        for name, settings_of_one in told.items():
-            told[name] = {**_shared(name, settings_of_one.pop(COMMON_CONFIGS, None) or [], common), **settings_of_one}
+        for name, own in told.items():
+            told[name] = {**_shared(name, own.get(COMMON_CONFIGS) or [], common), **own}
+            told[name].pop(COMMON_CONFIGS, None)
     for setting in settings:
         key, equals, text = setting.removeprefix("--").partition("=")
         name, dot, key = key.partition(".")
@@ -103,10 +104,12 @@ def configuration(file: str | None, settings: Sequence[str], names: Sequence[str
         path = key.split(".") if key.startswith(f"{SERVICE_ARGS}.") else [key]
         at = told.setdefault(name, {})
         for part in path[:-1]:
-            at[part] = at.get(part) or {}
-            at = at[part]
-            if not isinstance(at, dict):
+            inner = at.get(part) or {}
+            if not isinstance(inner, dict):
                 raise UsageError(f"{setting!r}: {part} of the file is no map")
+            # A copy: other services may have the same map, from `Common` or by an alias of YAML.
+            at[part] = {**inner}
+            at = at[part]
         at[path[-1]] = _value(text)
     for name in told:
         if name not in names:
