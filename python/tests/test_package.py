@@ -103,7 +103,8 @@ def test_what_the_engine_s_own_usage_leaves_open_is_counted() -> None:
 def test_cached_tokens_may_be_told_as_openai_does() -> None:
     usage: CompletionUsage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17, "prompt_tokens_details": {"cached_tokens": 4}}
     assert answer({}, {"finish_reason": "stop", "completion_usage": usage})[0]["finished"]["usage"]["cached_tokens"] == 4
-    for details in (None, {}):
+    without: list[Any] = [None, {}]
+    for details in without:
         (item,) = answer({}, {"finish_reason": "stop", "completion_usage": {**usage, "prompt_tokens_details": details}})
         assert item["finished"]["usage"]["cached_tokens"] is None
 
@@ -212,7 +213,7 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
     from genset.dynamo import common, frontend as ported_frontend
     from genset.dynamo.common.backend import sample_main as ported_sample
 
-    assert common and ported_frontend.main and ported_sample.main is sample_main.main
+    assert common and callable(ported_frontend.main) and ported_sample.main is sample_main.main
     for name, problem in [
         ("genset.dynamo.vllm", "out=vllm MODEL"),
         ("genset.dynamo.vllm.main", "out=vllm MODEL"),
@@ -287,11 +288,12 @@ def test_a_context_names_its_trace_as_dynamo_s_does() -> None:
 
 def test_arguments_of_dynamo_s_decorators_that_have_no_place_say_what_to_do() -> None:
     sdk = importlib.import_module("genset.dynamo.sdk")
-    for decorator, arguments, instead in [
+    refused: list[tuple[Any, dict[str, Any], str]] = [
         (sdk.service, {"app": object(), "dynamo": {"namespace": "n"}}, r"@service\(app=...\): .*out=dyn"),
         (sdk.service, {"traffic": {"timeout": 30}}, r"@service\(traffic=...\): .*timeout=30"),
         (sdk.dynamo_endpoint, {"is_api": True}, r"@dynamo_endpoint\(is_api=...\): .*model=..."),
-    ]:
+    ]
+    for decorator, arguments, instead in refused:
         with pytest.raises(TypeError, match=instead):
             decorator(**arguments)
     made = sdk.service(dynamo={"namespace": "n"}, workers=2)(type("Made", (), {}))
