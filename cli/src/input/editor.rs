@@ -130,7 +130,11 @@ impl Source {
                     Ok(_) if line.len() as u64 > MAX_BYTES => {
                         Line::Failed(format!("a line is over the limit of {MAX_BYTES} bytes"))
                     }
-                    Ok(_) => Line::Text(unfolded(line.trim_start_matches(BYTE_ORDER_MARK), &[])),
+                    // Without its line break: a backslash before that folds nothing.
+                    Ok(_) => {
+                        let line = line.trim_start_matches(BYTE_ORDER_MARK).trim();
+                        Line::Text(unfolded(line, &[]))
+                    }
                     Err(error) => Line::Failed(error.to_string()),
                 }
             }

@@ -42,6 +42,16 @@ async fn what_windows_puts_around_a_text_is_not_asked() {
 }
 
 #[tokio::test]
+async fn a_backslash_at_the_end_of_a_text_is_asked() {
+    for input in ["in=stdin", "in=text"] {
+        let command = genset(&["run", input, "out=echo_full", "--token-echo-delay-ms=0"]);
+        let ended = run_with(command, b"what is in C:\\\n").await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(ended.stdout, "what is in C:\\\n", "{input}");
+    }
+}
+
+#[tokio::test]
 async fn a_text_without_end_is_not_read_to_its_end() {
     let endless = vec![b'a'; (32 << 20) + 2];
     for input in ["in=stdin", "in=text"] {
