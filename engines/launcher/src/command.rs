@@ -22,6 +22,8 @@ const LLAMA_CPP_PYTHON_CONTEXT: u32 = 2048;
 /// vLLM's flag that configures its connector.
 const KV_TRANSFER_CONFIG: &str = "kv-transfer-config";
 
+const SET_BY_US: &str = "genset sets it; leave it out";
+
 /// How a server is started, without its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -313,11 +315,10 @@ fn refuse_conflicts(
 ) -> Result<(), EngineError> {
     for key in extra.entries().keys() {
         let name = joined(key);
-        let ours = ["host", "port", "model", "model-path"].iter();
-        if ours.chain(flags.reserved).any(|ours| *ours == name) {
-            return Err(extra.invalid(key, "genset sets it; leave it out"));
+        if ["host", "port", "model", "model-path"].contains(&name.as_str()) {
+            return Err(extra.invalid(key, SET_BY_US));
         }
-        if let Some((_, instead)) = flags.refused.iter().find(|(refused, _)| *refused == name) {
+        if let Some(instead) = refusal(flags, &name) {
             return Err(extra.invalid(key, instead));
         }
         let said = settings.iter().find(|setting| match setting.flag {
@@ -334,13 +335,22 @@ fn refuse_conflicts(
     Ok(())
 }
 
-/// Refuses settings in the user's own command that would break our parsing or have no effect, as in the file.
+/// Why neither the file nor the user's own command may have a setting, and what to do instead.
+fn refusal(flags: &Flags, name: &str) -> Option<&'static str> {
+    if flags.reserved.contains(&name) {
+        return Some(SET_BY_US);
+    }
+    let refused = flags.refused.iter().find(|(refused, _)| *refused == name);
+    refused.map(|(_, instead)| *instead)
+}
+
+/// Refuses settings in the user's own command that would keep us from the server, break our parsing or have no effect, as in the
+/// file.
 fn refuse_in_command(config: &LauncherConfig, flags: &Flags) -> Result<(), EngineError> {
-    for word in config.command.iter().flatten() {
+    let words = config.command.iter().flatten();
+    for word in words.filter(|word| word.starts_with("--")) {
         let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
-        let refused = flags.refused.iter();
-        let mut refused = refused.filter(|(refused, _)| *refused == joined(name));
-        if let (true, Some((_, instead))) = (name.starts_with("--"), refused.next()) {
+        if let Some(instead) = refusal(flags, &joined(name)) {
             let problem = format!("{name}: {instead}");
             return Err(EngineError::invalid_argument("--server-cmd", problem));
         }

@@ -275,6 +275,7 @@ fn what_no_file_and_no_command_may_say_is_refused_with_the_alternative() {
             "--served-model-name",
         ),
         (Dialect::Vllm, "vllm serve --uds=/run/x", "--uds"),
+        (Dialect::Vllm, "vllm serve --api-key=x", "--api-key"),
         (
             Dialect::Sglang,
             "python -m sglang.launch_server --tool_call_parser x",
