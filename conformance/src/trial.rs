@@ -417,7 +417,8 @@ impl Trial {
         self.within(what, self.limits().call, future).await
     }
 
-    /// Waits for a cleanup, with the limit of a cleanup.
+    /// Waits for a cleanup, with the limit of a cleanup. A check may clean up several engines and read nothing between, so the
+    /// next one begins the silence that the wall clock allows anew.
     ///
     /// # Errors
     /// Fails with `what` if the limit passes.
@@ -426,7 +427,10 @@ impl Trial {
         what: &str,
         cleanup: impl Future<Output = T>,
     ) -> Result<T, Stop> {
-        self.within(what, self.limits().cleanup, cleanup).await
+        let limit = self.limits().cleanup;
+        let cleaned = self.within(what, limit, cleanup).await;
+        self.note_wait();
+        cleaned
     }
 
     /// Releases an engine: it is not cleaned up after the check, and is dropped with the check's last handle.
@@ -447,7 +451,6 @@ impl Trial {
         for engine in built {
             // The next check's engine may need the resources of this one: wait as long as for a cleanup that is judged.
             drop(self.cleaning("cleanup", engine.cleanup()).await);
-            self.note_wait();
         }
     }
 

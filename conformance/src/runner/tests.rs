@@ -96,6 +96,14 @@ fn a_check_whose_answers_never_end_is_given_up() {
     assert_eq!(reason, says);
 }
 
+#[tokio::test]
+async fn a_cleanup_is_no_silence() {
+    let trial = trial();
+    let before = trial.progress();
+    assert_eq!(trial.cleaning("cleanup", async {}).await, Ok(()));
+    assert_ne!(trial.progress(), before);
+}
+
 #[test]
 fn a_check_is_given_up_when_the_run_is_interrupted() {
     let asked = Cell::new(0);
