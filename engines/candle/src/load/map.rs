@@ -1,6 +1,7 @@
 //! [`MappedFile`]: maps a file into memory. The only unsafe code of loading.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,10 @@ pub(crate) struct MappedFile {
 impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
         let read = |error| LoadError::read(path, error);
+        // Opening a pipe would wait for a writer.
+        if !fs::metadata(path).map_err(read)?.is_file() {
+            return Err(read(io::Error::other("it is no regular file")));
+        }
         let file = File::open(path).map_err(read)?;
         let map = if file.metadata().map_err(read)?.len() == 0 {
             None
@@ -55,7 +60,7 @@ impl MappedFile {
     unsafe_code,
     reason = "weights of many gigabytes are read once, straight from the page cache"
 )]
-fn map(file: &File) -> std::io::Result<Mmap> {
+fn map(file: &File) -> io::Result<Mmap> {
     // SAFETY: the map is private to this process and only read. Another process that writes to the file during loading could
     // change checked bytes. All of them are numbers or are copied before they are used twice, so no value becomes invalid. A
     // process that truncates the file kills this one with SIGBUS, as for any program that maps model files; the guide warns
@@ -74,8 +79,6 @@ impl Deref for MappedFile {
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     /// KiB of the file's mapping that are in memory.
@@ -99,5 +102,14 @@ mod tests {
         file.release();
         assert_eq!(resident(&path), 0);
         assert_eq!(*file, *bytes);
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        let error = MappedFile::open(&path).unwrap_err();
+        assert!(matches!(error, LoadError::Read { .. }), "{error}");
     }
 }
