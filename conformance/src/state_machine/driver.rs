@@ -302,15 +302,22 @@ impl Request {
         }
     }
 
-    /// Reads up to `items` items, or to the end. The stream of a cancelled request must yield all of them soon.
+    /// Reads up to `items` items, or to the end. The stream of a cancelled request must yield all of them soon. A cleanup may end
+    /// what is open as its last step, so its streams also have the time by which it may be longer than a call.
     async fn read(&mut self, trial: &Trial, phase: Phase, items: u64) -> CheckResult {
         let limits = trial.limits();
+        let longer = match phase {
+            Phase::Stopped => limits.cleanup.saturating_sub(limits.call),
+            Phase::Built | Phase::Started | Phase::Draining => Duration::ZERO,
+        };
         if self.model.is_cancelled() {
+            let limit = limits.cancel + longer;
             let what = format!("the end of {}, which was cancelled,", self.model.name());
-            let read = self.read_items(trial, phase, items, limits.cancel);
-            return trial.within(&what, limits.cancel, read).await?;
+            let read = self.read_items(trial, phase, items, limit);
+            return trial.within(&what, limit, read).await?;
         }
-        self.read_items(trial, phase, items, limits.call).await
+        self.read_items(trial, phase, items, limits.call + longer)
+            .await
     }
 
     async fn read_items(
@@ -346,5 +353,64 @@ impl Request {
         let rest: Option<Result<Output, EngineError>> =
             trial.within(&what, limit, outputs.next()).await?;
         judge(self.model.observe_rest(rest.as_ref(), outputs.violation()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use genset_backend_common::async_trait;
+    use genset_engine_sample::{SampleArgs, SampleEngine};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::limits::Limits;
+    use crate::mutants::fault::{Call, Fault, Inner, faulty};
+    use crate::subject::Scenario;
+    use crate::trial::Variation;
+
+    /// Ends its streams as the last step of a cleanup that takes 8 s.
+    struct EndsStreamsLast {
+        is_over: watch::Sender<bool>,
+    }
+
+    #[async_trait]
+    impl Fault for EndsStreamsLast {
+        fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
+            let mut is_over = self.is_over.subscribe();
+            let end = stream::once(async move {
+                drop(is_over.wait_for(|is_over| *is_over).await);
+                Err(EngineError::engine_shutdown("the engine stops"))
+            });
+            OutputStream::from_raw(Box::pin(outputs.take(1).chain(end)))
+        }
+
+        async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            self.is_over.send_replace(true);
+            inner.cleanup().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_cleanup_may_end_the_streams_last() {
+        let factory = |_: &Scenario| {
+            let args = SampleArgs {
+                vocab_size: 1000,
+                token_delay_ms: 0,
+            };
+            let is_over = watch::Sender::new(false);
+            let sample = SampleEngine::from_args(&args).into();
+            faulty(sample, EndsStreamsLast { is_over })
+        };
+        let limits = Limits {
+            cleanup: Duration::from_secs(16),
+            ..Limits::default()
+        };
+        // The cleanup comes with one request that may go on and one that is cancelled, since it wants too many tokens.
+        let text = "start; generate#0 len=3 max=5; generate#1 len=3 max=100; poll#1 1; cleanup";
+        let trial = Trial::new(Arc::new(factory), "SQ01", limits, Variation::default());
+        let ended = perform(trial, text.parse().unwrap(), Progress::default()).await;
+        assert_eq!(ended, Ok(()));
     }
 }
