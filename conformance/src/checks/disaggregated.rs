@@ -195,7 +195,8 @@ async fn drain_waits(trial: Trial) -> CheckResult {
     let request = request(&first, 0);
     let ctx = first.context(&request);
     let (_, transfer) = prefill(&first, &request, &ctx).await?;
-    let deadline = trial.limits().cancel;
+    let limits = trial.limits();
+    let deadline = limits.cancel;
     let shutdown = async {
         let _ = first.subject.engine.drain(DrainContext { deadline }).await;
         first.subject.engine.cleanup().await
@@ -206,8 +207,9 @@ async fn drain_waits(trial: Trial) -> CheckResult {
         decode(&second, &request, transfer, &ctx).await
     };
     let both = async { tokio::join!(shutdown, fetch) };
+    let limit = limits.call.max(limits.cleanup);
     let (_, answer) = trial
-        .call("drain and the second leg", Box::pin(both))
+        .within("drain, cleanup and the second leg", limit, Box::pin(both))
         .await?;
     let answer = answer?;
     ensure!(

@@ -210,21 +210,43 @@ impl Fault for EndsStreamsLast {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_slow_cleanup_may_end_the_streams_last() {
+/// The result of a check of an engine whose cleanup took 8 s the first time.
+async fn cleaned(id: &str, factory: impl Factory) -> CheckResult {
+    let check = find(id).unwrap();
     let limits = Limits {
         cleanup: Duration::from_secs(16),
         ..Limits::default()
     };
+    let trial = Trial::new(Arc::new(factory), check.id, limits, Variation::default());
+    (check.run)(trial).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_cleanup_may_end_the_streams_last() {
     let factory = |_: &Scenario| {
         let is_over = watch::Sender::new(false);
         faulty(turns(None, Duration::ZERO), EndsStreamsLast { is_over })
     };
     for id in ["SH05", "SH14", "SH16"] {
-        let check = find(id).unwrap();
-        let trial = Trial::new(Arc::new(factory), check.id, limits, Variation::default());
-        assert_eq!((check.run)(trial).await, Ok(()), "{id}");
+        assert_eq!(cleaned(id, factory).await, Ok(()), "{id}");
     }
+}
+
+/// Needs 8 s until its device is free.
+struct Frees;
+
+#[async_trait]
+impl Fault for Frees {
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        inner.cleanup().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_cleanup_may_follow_the_drain_of_a_prefill_instance() {
+    let factory = |scenario: &Scenario| faulty(capable(scenario), Frees);
+    assert_eq!(cleaned("DG05", factory).await, Ok(()));
 }
 
 /// Sends the tokens of an answer as one item.
