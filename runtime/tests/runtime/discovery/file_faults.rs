@@ -362,7 +362,7 @@ async fn links_and_pipes_are_neither_followed_nor_waited_for() {
     // A lease elsewhere, and one that nobody writes to.
     let other = FileBackend::new();
     let there = other.open();
-    let elsewhere = leased(&there, "c", "z").await;
+    let _elsewhere = leased(&there, "c", "z").await;
     let link = store.path().join("00000000000000aa.lease");
     symlink(&other.lease_files()[0], link).unwrap();
     let pipe = store.path().join("00000000000000bb.lease");

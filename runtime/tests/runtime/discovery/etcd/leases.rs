@@ -65,7 +65,7 @@ async fn an_entry_that_etcd_lost_under_a_living_lease_is_put_again_after_a_recon
     lease.put(entry("b", "x")).await.unwrap();
     lease.put(entry("taken", "mine")).await.unwrap();
     lease.remove("b").await.unwrap();
-    let other = leased(&near, "taken", "theirs").await;
+    let _other = leased(&near, "taken", "theirs").await;
     let mut follower = Follower::of(&near, "").await;
     server.admin().delete("a").await;
     assert_eq!(follower.next().await, Change::Removed("a".into()));

@@ -181,7 +181,7 @@ async fn a_slow_watcher_misses_nothing() {
 async fn a_restart_with_its_data_removes_nothing_and_ends_no_lease() {
     let mut server = EtcdServer::start().await;
     let discovery = connect(&server.endpoint(), TTL).await;
-    let lease = leased(&discovery, "a", "x").await;
+    let _lease = leased(&discovery, "a", "x").await;
     let mut follower = Follower::of(&discovery, "").await;
     for round in 1..=3 {
         server.kill();
@@ -204,7 +204,7 @@ async fn an_outage_is_a_few_lines_of_the_log_however_many_watches_there_are() {
     let log = Log::watched();
     let mut server = EtcdServer::start().await;
     let discovery = connect(&server.endpoint(), TTL).await;
-    let lease = leased(&discovery, "a", "x").await;
+    let _lease = leased(&discovery, "a", "x").await;
     let mut followers = Vec::new();
     for _ in 0..WATCHES {
         followers.push(Follower::of(&discovery, "").await);
