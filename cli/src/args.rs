@@ -21,7 +21,7 @@ use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, 
 use clap_complete::Shell;
 use genset_backend_common::{EngineError, error::At};
 use genset_frontend::{FrontendConfig, ParserNames};
-use genset_runtime::layers::{self, LayerArgs, flag, matches_of, without_environment};
+use genset_runtime::layers::{self, LayerArgs, UnknownKeys, flag, matches_of, without_environment};
 use genset_runtime::{EndpointName, WorkerArgs, positive_seconds, tokio_console_support};
 
 use crate::bench::{self, BenchCommand};
@@ -320,7 +320,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         }
         CliCommand::Run(_) => {}
     }
-    let mut read = read(command(), given)?;
+    let mut read = read(command(), given, UnknownKeys::Refuse)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     let CliCommand::Run(args) = cli.command else {
         return Err(EngineError::internal("clap knows a command that we do not"));
@@ -352,7 +352,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
 fn check_file(file: &Path) -> Result<String, EngineError> {
     let given = ["genset", "run"].map(OsString::from).into_iter();
     let given = given.chain([flag("config", file)]).collect();
-    let read = read(without_environment(command()), given)?;
+    let read = read(without_environment(command()), given, UnknownKeys::Refuse)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     if let CliCommand::Run(args) = cli.command {
         check(*args, &read.settings, HubModels::Leave)?;
@@ -370,7 +370,11 @@ struct Read {
     settings: layers::Settings,
 }
 
-fn read(command: clap::Command, given: Vec<OsString>) -> Result<Read, EngineError> {
+fn read(
+    command: clap::Command,
+    given: Vec<OsString>,
+    unknown_keys: UnknownKeys,
+) -> Result<Read, EngineError> {
     let unknown = || EngineError::internal("clap knows a command that we do not");
     let layer = grammar_of_layer(command.clone());
     let grammar = command.find_subcommand("run").ok_or_else(unknown)?;
@@ -382,7 +386,7 @@ fn read(command: clap::Command, given: Vec<OsString>) -> Result<Read, EngineErro
     let by_hand = by_hand.subcommand_matches("run").ok_or_else(unknown)?;
     let matches = match run.get_one::<PathBuf>("config") {
         Some(path) => {
-            let from_file = layers::file_as_flags(grammar, by_hand, path)?;
+            let from_file = layers::file_as_flags(grammar, by_hand, path, unknown_keys)?;
             layers::matches_with_file(&command, &put_first(&given, from_file), path)?
         }
         None => matches_of(&command, &given)?,

@@ -71,7 +71,7 @@ pub(crate) fn read(
     let by_hand = by_hand.or_else(|_| matches_of(command, given))?;
     let all = match by_hand.get_one::<PathBuf>("config") {
         Some(path) => {
-            let from_file = file_as_flags(command, &by_hand, path)?;
+            let from_file = file_as_flags(command, &by_hand, path, UnknownKeys::Refuse)?;
             let (program, rest) = given.split_at(given.len().min(1));
             matches_with_file(command, &[program, &from_file, rest].concat(), path)?
         }
@@ -89,6 +89,15 @@ fn settings(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
         .filter(|(name, _)| !NOT_IN_FILES.contains(name))
 }
 
+/// What happens to keys of a file that are no settings of the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnknownKeys {
+    /// They are errors.
+    Refuse,
+    /// They are left out: the file may be another program's.
+    Skip,
+}
+
 fn has_name(arg: &Arg, name: &str) -> bool {
     let aliases = arg.get_all_aliases().unwrap_or_default();
     arg.get_long() == Some(name) || aliases.contains(&name)
@@ -102,6 +111,7 @@ pub fn file_as_flags(
     command: &Command,
     by_hand: &ArgMatches,
     path: &Path,
+    unknown_keys: UnknownKeys,
 ) -> Result<Vec<OsString>, EngineError> {
     // Clap would append the file's list to the given one.
     let is_given = |arg: &Arg| {
@@ -118,13 +128,16 @@ pub fn file_as_flags(
     let mut flags = Vec::new();
     for (key, value) in table {
         let known = settings(command).find(|(_, arg)| has_name(arg, &key));
-        let (name, arg) = known.ok_or_else(|| {
+        let Some((name, arg)) = known else {
+            if unknown_keys == UnknownKeys::Skip {
+                continue;
+            }
             let names = settings(command).map(|(name, _)| name);
             let meant = did_you_mean(&key, names);
-            bad(format!(
+            return Err(bad(format!(
                 "{key:?} is no setting{meant}; --print-config lists them"
-            ))
-        })?;
+            )));
+        };
         let text = match value {
             toml::Value::String(text) => text,
             toml::Value::Integer(number) => number.to_string(),

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::FromArgMatches as _;
 use clap::parser::ValueSource;
 use genset_backend_common::EngineError;
-use genset_runtime::layers::{flag, matches_of};
+use genset_runtime::layers::{UnknownKeys, flag, matches_of};
 
 use super::{Cli, CliCommand, RunArgs, Tool, command, grammar_of_layer, read};
 
@@ -65,7 +65,12 @@ fn settings(name: &str, has_file: bool, given: &[OsString]) -> Result<RunArgs, E
             words.extend(values.map(|value| flag(name, value)));
         }
     }
-    let read = read(command(), words)?;
+    // Who names a file means it. The variable may be for a worker's own binary, whose engine has other settings.
+    let unknown_keys = match by_hand.value_source("config") == Some(ValueSource::EnvVariable) {
+        true => UnknownKeys::Skip,
+        false => UnknownKeys::Refuse,
+    };
+    let read = read(command(), words, unknown_keys)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         CliCommand::Run(run) => Ok(*run),

@@ -4,7 +4,11 @@ use super::*;
 
 fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
     let words = ["genset", "run"].iter().chain(words);
-    let read = read(command(), words.map(OsString::from).collect())?;
+    let read = read(
+        command(),
+        words.map(OsString::from).collect(),
+        UnknownKeys::Refuse,
+    )?;
     match Cli::from_arg_matches(&read.matches).unwrap().command {
         CliCommand::Run(args) => check(*args, &read.settings, HubModels::Leave),
         CliCommand::Tool(_)
@@ -63,7 +67,7 @@ fn no_flags_make_the_default_configuration() {
 #[test]
 fn tokio_console_is_for_this_machine_unless_told() {
     let words = ["genset", "run", "--tokio-console"].map(OsString::from);
-    let read = read(command(), words.into()).unwrap();
+    let read = read(command(), words.into(), UnknownKeys::Refuse).unwrap();
     let run = read.matches.subcommand_matches("run").unwrap();
     let address = run.get_one::<SocketAddr>("tokio_console").unwrap();
     assert!(address.ip().is_loopback());

@@ -217,6 +217,14 @@ async fn a_file_of_settings_says_where_the_fleet_is() {
             run_with(command, b"").await.fails(1, expected);
         }
     }
+    // The variable may name the file of a worker's own binary.
+    std::fs::write(&file, "weights = [\"a\"]\ndiscovery-path = \"/no/such\"\n").unwrap();
+    let mut command = genset(&["models"]);
+    command.env("GENSET_CONFIG", &file);
+    let ended = run_with(command, b"").await;
+    ended.fails(1, "/no/such is not there");
+    let ended = run(&["models", "--config", file.to_str().unwrap()]).await;
+    ended.fails(2, "\"weights\" is no setting");
     // The file has what the flag requires; without it nothing has.
     std::fs::write(&file, "etcd-password-file = \"/no/such\"\n").unwrap();
     let words = ["models", "--etcd-username=a", "--etcd-endpoints=http://a"];
