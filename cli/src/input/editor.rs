@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use super::chat::{Chat, Turn};
 use super::commands::obey;
 use super::screen::Screen;
-use super::stdin::MAX_BYTES;
+use super::stdin::{MAX_BYTES, text_of, unreadable};
 use super::{BYTE_ORDER_MARK, Ending, escaped, print};
 
 /// Lines kept in the history file.
@@ -34,7 +34,7 @@ enum Line {
     /// Ctrl-C at the prompt drops the line.
     Dropped,
     End,
-    Failed(String),
+    Failed(EngineError),
 }
 
 /// Reads lines on its own thread, one per request: the editor must not hold the terminal while an answer is printed.
@@ -120,22 +120,25 @@ impl Source {
                 }
                 Ok(Signal::CtrlD) => Line::End,
                 Ok(_) => Line::Dropped,
-                Err(error) => Line::Failed(error.to_string()),
+                Err(error) => Line::Failed(EngineError::internal(format!(
+                    "the terminal cannot be read: {error}"
+                ))),
             },
             Self::Plain => {
-                let mut line = String::new();
+                let mut line = Vec::new();
                 let mut limited = std::io::stdin().lock().take(MAX_BYTES + 1);
-                match limited.read_line(&mut line) {
-                    Ok(0) => Line::End,
-                    Ok(_) if line.len() as u64 > MAX_BYTES => {
-                        Line::Failed(format!("a line is over the limit of {MAX_BYTES} bytes"))
-                    }
+                let text = match limited.read_until(b'\n', &mut line) {
+                    Ok(0) => return Line::End,
+                    Ok(_) => text_of("a line of standard input", line),
+                    Err(error) => Err(unreadable(&error)),
+                };
+                match text {
                     // Without its line break: a backslash before that folds nothing.
-                    Ok(_) => {
-                        let line = line.trim_start_matches(BYTE_ORDER_MARK).trim();
+                    Ok(text) => {
+                        let line = text.trim_start_matches(BYTE_ORDER_MARK).trim();
                         Line::Text(unfolded(line, &[]))
                     }
-                    Err(error) => Line::Failed(error.to_string()),
+                    Err(error) => Line::Failed(error),
                 }
             }
         }
@@ -289,11 +292,7 @@ pub(super) async fn run(
                 continue;
             }
             Line::End => return Ok(ending),
-            Line::Failed(error) => {
-                return Err(EngineError::internal(format!(
-                    "the terminal cannot be read: {error}"
-                )));
-            }
+            Line::Failed(error) => return Err(error),
         };
         has_dropped = false;
         chat.keep_up(models);

@@ -1,5 +1,7 @@
 //! `in=stdin`: standard input is one question; its answer goes to standard output.
 
+use std::io;
+
 use genset_backend_common::EngineError;
 use genset_runtime::Signals;
 use tokio::io::AsyncReadExt;
@@ -17,18 +19,10 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
         biased;
         _ = signals.next() => return Ok(Ending::Signalled),
         read = input.read_to_end(&mut bytes) => {
-            read.map_err(|error| EngineError::internal(format!("standard input cannot be read: {error}")))?;
+            read.map_err(|error| unreadable(&error))?;
         }
     }
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(EngineError::invalid_argument(
-            "standard input",
-            format!("is over the limit of {MAX_BYTES} bytes"),
-        ));
-    }
-    let text = String::from_utf8(bytes).map_err(|error| {
-        EngineError::invalid_argument("standard input", "is not UTF-8 text").with_source(error)
-    })?;
+    let text = text_of("standard input", bytes)?;
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
     let question = text.trim_end_matches(['\r', '\n']);
     if question.is_empty() {
@@ -45,4 +39,21 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
         Turn::Stopped | Turn::Terminated => Ok(Ending::Signalled),
         Turn::Unread => Ok(Ending::Done),
     }
+}
+
+/// The text of `bytes`, which were read up to a byte over the limit. That may be within a character.
+///
+/// # Errors
+/// `InvalidArgument` with `at`.
+pub(super) fn text_of(at: &str, bytes: Vec<u8>) -> Result<String, EngineError> {
+    if bytes.len() as u64 > MAX_BYTES {
+        let problem = format!("is over the limit of {MAX_BYTES} bytes");
+        return Err(EngineError::invalid_argument(at, problem));
+    }
+    String::from_utf8(bytes)
+        .map_err(|error| EngineError::invalid_argument(at, "is not UTF-8 text").with_source(error))
+}
+
+pub(super) fn unreadable(error: &io::Error) -> EngineError {
+    EngineError::internal(format!("standard input cannot be read: {error}"))
 }

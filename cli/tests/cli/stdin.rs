@@ -53,11 +53,17 @@ async fn a_backslash_at_the_end_of_a_text_is_asked() {
 
 #[tokio::test]
 async fn a_text_without_end_is_not_read_to_its_end() {
-    let endless = vec![b'a'; (32 << 20) + 2];
-    for input in ["in=stdin", "in=text"] {
+    let mut endless = vec![b'a'; 32 << 20];
+    // What is read ends within a character.
+    endless.extend("é".as_bytes());
+    for (input, at) in [
+        ("in=stdin", "standard input"),
+        ("in=text", "a line of standard input"),
+    ] {
         let command = genset(&["run", input, "out=echo_full"]);
         let ended = run_with(command, &endless).await;
-        ended.fails(1, "is over the limit of 33554432 bytes");
+        let expected = format!("error: {at}: is over the limit of 33554432 bytes");
+        ended.fails(1, &expected);
         assert_eq!(ended.stdout, "", "{input}");
     }
 }

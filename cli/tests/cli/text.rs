@@ -186,7 +186,7 @@ async fn without_a_terminal_lines_are_read_from_the_pipe() {
     let ended = run_with(genset(&words), b"a\nb").await;
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "a\nb\n"));
     let ended = run_with(genset(&words), b"\xff\xfe\n").await;
-    ended.fails(1, "error: ");
+    ended.fails(1, "error: a line of standard input: is not UTF-8 text");
 }
 
 #[tokio::test]
