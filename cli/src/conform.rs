@@ -59,7 +59,7 @@ pub(crate) enum ConformCommand {
     Run(RunArgs),
     /// Run random sequences of operations against a model of the contract
     Sequences(SequencesArgs),
-    /// Run again what failed: in a report, or as a sequence of operations
+    /// Run again what failed in a report, and what its run did not reach, or run a sequence of operations
     Replay {
         /// The report, as --json wrote it
         #[arg(required_unless_present = "sequence", conflicts_with = "sequence")]
@@ -67,7 +67,7 @@ pub(crate) enum ConformCommand {
         /// The operations, as a failure printed them
         #[arg(long)]
         sequence: Option<String>,
-        /// Seconds that a live worker may be away, until what failed in the report is no longer run
+        /// Seconds that a live worker may be away, until the rest is no longer run
         #[arg(long, default_value_t = WORKER_WAIT, value_name = "SECONDS", conflicts_with = "sequence")]
         worker_wait: u64,
         #[command(flatten)]

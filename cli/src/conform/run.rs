@@ -9,7 +9,8 @@ use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, SequenceReport,
-    Subject, Verdict, Waivers, replay_sequence_with, run_conformance_observed, run_sequences,
+    SkipReason, Subject, Verdict, Waivers, replay_sequence_with, run_conformance_observed,
+    run_sequences,
 };
 use genset_engine_candle::CandleArgs;
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
@@ -306,33 +307,34 @@ fn followed(
     Ok((report, early_end))
 }
 
-/// Repeats the failed checks of a report.
+/// Repeats the checks of a report that failed, and runs those that its run did not reach.
 pub(super) fn replay(
     path: &Path,
     subject: &SubjectArgs,
     worker_wait: u64,
 ) -> Result<u8, EngineError> {
     let old = read_report(path)?;
-    let is_failed = |verdict: &Verdict| match verdict {
+    let is_left = |verdict: &Verdict| match verdict {
         Verdict::Fail { .. } | Verdict::UnexpectedPass { .. } | Verdict::ExpectedFail { .. } => {
             true
         }
-        Verdict::Pass | Verdict::Skip { .. } | Verdict::Measured { .. } => false,
+        Verdict::Skip { code, .. } => *code == SkipReason::Gone,
+        Verdict::Pass | Verdict::Measured { .. } => false,
     };
-    let failed: Vec<String> = old
+    let left: Vec<String> = old
         .checks
         .iter()
-        .filter(|check| is_failed(&check.verdict))
+        .filter(|check| is_left(&check.verdict))
         .map(|check| check.tried().to_owned())
         .collect();
-    if failed.is_empty() {
+    if left.is_empty() {
         print("Nothing failed in this report.\n");
         return Ok(0);
     }
-    ensure_known(&failed, "report")?;
+    ensure_known(&left, "report")?;
     let options = Options {
         level: genset_conformance::Level::Soak,
-        only: failed,
+        only: left,
         replay: replay_line("run"),
         seed: old.seed,
         sequences: old.sequences,

@@ -128,6 +128,13 @@ async fn a_run_reports_to_people_and_to_programs() {
             (Some(exit_code), "ST01  pass -> skip (why)\n"),
             "{code}"
         );
+        let rest = conform(&["replay", &bad, "--engine", "sample"]).await;
+        let expected = match code {
+            "gone" => "1 passed, 0 failed",
+            _ => "Nothing failed in this report.",
+        };
+        assert!(rest.stdout.contains(expected), "{code}: {}", rest.stdout);
+        assert_eq!(rest.code, Some(0), "{code}: {rest:?}");
     }
     std::fs::write(&bad, failed.replace("\"ST01\"", "\"XX01\"")).unwrap();
     let unknown = conform(&["replay", &bad, "--engine", "sample"]).await;
