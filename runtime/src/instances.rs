@@ -31,7 +31,14 @@ pub(crate) struct Instance {
     pub(crate) record: InstanceRecord,
     /// What the request plane knows of its process.
     reachability: Reachability,
-    in_flight: Arc<AtomicUsize>,
+    /// Shared with those of its other records: requests under way know the record that they began with.
+    facts: Arc<Facts>,
+}
+
+/// What is known of an instance, whatever its record says.
+#[derive(Debug)]
+struct Facts {
+    in_flight: AtomicUsize,
     /// Other clients' requests, as last published.
     others: AtomicUsize,
     kv_used_blocks: AtomicU64,
@@ -97,37 +104,32 @@ impl Instance {
         Self {
             record,
             reachability,
-            in_flight: Arc::default(),
-            others: AtomicUsize::new(0),
-            kv_used_blocks: AtomicU64::new(0),
-            kv_total_blocks: AtomicU64::new(0),
-            kv_events: AtomicU64::new(0),
-            max_ours: AtomicUsize::new(usize::MAX),
-            failures: AtomicU32::new(0),
-            shown: Mutex::default(),
-            has_shown: AtomicBool::new(false),
+            facts: Arc::new(Facts {
+                in_flight: AtomicUsize::new(0),
+                others: AtomicUsize::new(0),
+                kv_used_blocks: AtomicU64::new(0),
+                kv_total_blocks: AtomicU64::new(0),
+                kv_events: AtomicU64::new(0),
+                max_ours: AtomicUsize::new(usize::MAX),
+                failures: AtomicU32::new(0),
+                shown: Mutex::default(),
+                has_shown: AtomicBool::new(false),
+            }),
         }
     }
 
-    /// The same instance with a changed record: keeps its requests, its load and its failures.
+    /// The same instance with a changed record: keeps its requests, its load and its failures, and is no longer skipped.
     fn with_record(&self, record: InstanceRecord, reachability: Reachability) -> Self {
-        let copy = |number: &AtomicU64| AtomicU64::new(number.load(Ordering::Relaxed));
-        let shown = Shown {
-            ejection: self.shown().ejection,
-            ..Shown::default()
-        };
+        self.show(|shown| {
+            *shown = Shown {
+                ejection: shown.ejection,
+                ..Shown::default()
+            };
+        });
         Self {
             record,
             reachability,
-            in_flight: Arc::clone(&self.in_flight),
-            others: AtomicUsize::new(self.others.load(Ordering::Relaxed)),
-            kv_used_blocks: copy(&self.kv_used_blocks),
-            kv_total_blocks: copy(&self.kv_total_blocks),
-            kv_events: copy(&self.kv_events),
-            max_ours: AtomicUsize::new(self.max_ours.load(Ordering::Relaxed)),
-            failures: AtomicU32::new(self.failures.load(Ordering::Relaxed)),
-            has_shown: AtomicBool::new(shown.ejection.is_some()),
-            shown: Mutex::new(shown),
+            facts: Arc::clone(&self.facts),
         }
     }
 
@@ -139,62 +141,67 @@ impl Instance {
 
     /// Counts a request as in flight until the guard is dropped.
     pub(crate) fn enter(&self) -> InFlightGuard {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlightGuard(Arc::clone(&self.in_flight))
+        self.facts.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlightGuard(Arc::clone(&self.facts))
     }
 
     /// Stores the published load; `None` while the instance publishes none.
     pub(crate) fn publish(&self, load: Option<Load>) {
         let Some(load) = load else {
-            self.max_ours.store(usize::MAX, Ordering::Relaxed);
+            self.facts.max_ours.store(usize::MAX, Ordering::Relaxed);
             return;
         };
         let requests = load.requests();
         let requests = usize::try_from(requests).unwrap_or(usize::MAX);
-        let ours = self.in_flight.load(Ordering::Relaxed);
-        self.others
+        let ours = self.facts.in_flight.load(Ordering::Relaxed);
+        self.facts
+            .others
             .store(requests.saturating_sub(ours), Ordering::Relaxed);
         let max_ours = match usize::try_from(load.max_requests) {
             Ok(0) | Err(_) => usize::MAX,
             Ok(max) => ours.saturating_add(max.saturating_sub(requests)),
         };
-        self.max_ours.store(max_ours, Ordering::Relaxed);
+        self.facts.max_ours.store(max_ours, Ordering::Relaxed);
         let (used, total) = (load.kv_used_blocks, load.kv_total_blocks);
-        self.kv_used_blocks.store(used, Ordering::Relaxed);
-        self.kv_total_blocks.store(total, Ordering::Relaxed);
-        self.kv_events.store(load.kv_events, Ordering::Relaxed);
+        self.facts.kv_used_blocks.store(used, Ordering::Relaxed);
+        self.facts.kv_total_blocks.store(total, Ordering::Relaxed);
+        self.facts
+            .kv_events
+            .store(load.kv_events, Ordering::Relaxed);
     }
 
     /// Its load: our requests, which are exact, and others' requests, as last published.
     pub(crate) fn candidate(&self) -> Candidate {
-        let ours = self.in_flight.load(Ordering::Relaxed);
-        let others = self.others.load(Ordering::Relaxed);
+        let ours = self.facts.in_flight.load(Ordering::Relaxed);
+        let others = self.facts.others.load(Ordering::Relaxed);
         Candidate {
             instance: self.record.instance,
             ranks: self.record.ranks(),
             load: ours.saturating_add(others),
             others,
-            kv_used_blocks: self.kv_used_blocks.load(Ordering::Relaxed),
-            kv_total_blocks: self.kv_total_blocks.load(Ordering::Relaxed),
-            kv_events: self.kv_events.load(Ordering::Relaxed),
+            kv_used_blocks: self.facts.kv_used_blocks.load(Ordering::Relaxed),
+            kv_total_blocks: self.facts.kv_total_blocks.load(Ordering::Relaxed),
+            kv_events: self.facts.kv_events.load(Ordering::Relaxed),
         }
     }
 
     /// What calls have revealed.
     fn shown(&self) -> Shown {
-        match self.has_shown.load(Ordering::Relaxed) {
-            true => *self.shown.lock(),
+        match self.facts.has_shown.load(Ordering::Relaxed) {
+            true => *self.facts.shown.lock(),
             false => Shown::default(),
         }
     }
 
     /// Changes what calls have revealed.
     fn show(&self, change: impl FnOnce(&mut Shown)) {
-        let mut shown = self.shown.lock();
+        let mut shown = self.facts.shown.lock();
         change(&mut shown);
         let says_something =
             shown.down_until.is_some() || shown.refusal.is_some() || shown.ejection.is_some();
-        self.has_shown.store(says_something, Ordering::Relaxed);
+        self.facts
+            .has_shown
+            .store(says_something, Ordering::Relaxed);
     }
 
     /// Skips the instance for a while.
@@ -217,15 +224,15 @@ impl Instance {
 
     /// It answered a request, or a part of it that was enough.
     pub(crate) fn answered(&self) {
-        if self.failures.load(Ordering::Relaxed) > 0 {
-            self.failures.store(0, Ordering::Relaxed);
+        if self.facts.failures.load(Ordering::Relaxed) > 0 {
+            self.facts.failures.store(0, Ordering::Relaxed);
             self.show(|shown| shown.ejection = None);
         }
     }
 
     /// It failed a request by its own fault. Returns for how long it is ejected from now on, if it is.
     pub(crate) fn failed(&self, config: &EjectionConfig) -> Option<Duration> {
-        let before = self.failures.fetch_add(1, Ordering::Relaxed);
+        let before = self.facts.failures.fetch_add(1, Ordering::Relaxed);
         if before.saturating_add(1) < config.after {
             return None;
         }
@@ -257,7 +264,11 @@ impl Instance {
 
     /// It refused a request as full; the request is still counted in.
     pub(crate) fn refused(&self) {
-        let ours = self.in_flight.load(Ordering::Relaxed).saturating_sub(1);
+        let ours = self
+            .facts
+            .in_flight
+            .load(Ordering::Relaxed)
+            .saturating_sub(1);
         let at = Instant::now();
         self.show(|shown| shown.refusal = Some(Refusal { at, ours }));
     }
@@ -269,12 +280,12 @@ impl Instance {
 
     /// Whether it has room, by its published load and by the results of calls.
     fn room(&self) -> Room {
-        let ours = self.in_flight.load(Ordering::Relaxed);
+        let ours = self.facts.in_flight.load(Ordering::Relaxed);
         let refusal = self.shown().refusal;
         // If one of our requests has ended since, it has room.
         let refused = refusal.filter(|refusal| refusal.ours <= ours);
         let refused = refused.map(|refusal| refusal.at);
-        if ours >= self.max_ours.load(Ordering::Relaxed) {
+        if ours >= self.facts.max_ours.load(Ordering::Relaxed) {
             return Room::Full(refused);
         }
         refused.map_or(Room::Likely, Room::Refused)
@@ -282,11 +293,11 @@ impl Instance {
 }
 
 #[derive(Debug)]
-pub(crate) struct InFlightGuard(Arc<AtomicUsize>);
+pub(crate) struct InFlightGuard(Arc<Facts>);
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

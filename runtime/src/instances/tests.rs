@@ -108,7 +108,7 @@ async fn an_instance_that_failed_is_skipped_for_a_while() {
     assert_eq!(candidates(&instances, 0), [2]);
     tokio::time::sleep(DOWN_TIME).await;
     assert_eq!(candidates(&instances, 0), [1, 2]);
-    assert!(!one.has_shown.load(Ordering::Relaxed));
+    assert!(!one.facts.has_shown.load(Ordering::Relaxed));
 }
 
 /// Fails once by its own fault, which is enough to be ejected.
@@ -169,6 +169,27 @@ async fn an_ejection_outlasts_a_changed_record_and_ends_with_the_instance() {
     instances.apply(Change::Put(entry("here", 20)));
     assert_eq!(candidates(&instances, 0), [1, 2]);
     assert_eq!(fail(&instances, 1), Some(time));
+}
+
+/// As when an adapter is loaded there while requests run.
+#[tokio::test(start_paused = true)]
+async fn requests_that_began_before_a_record_changed_still_say_how_they_ended() {
+    let instances = instances(2);
+    let before = instances.get(InstanceId(1)).unwrap();
+    instances.apply(Change::Put(entry_of(1, "here", 20)));
+    let config = EjectionConfig {
+        after: 1,
+        ..EjectionConfig::default()
+    };
+    assert!(before.failed(&config).is_some());
+    assert_eq!(candidates(&instances, 0), [2]);
+    before.answered();
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    before.mark_down();
+    assert_eq!(candidates(&instances, 0), [2]);
+    // It says again that it is there.
+    instances.apply(Change::Put(entry_of(1, "here", 30)));
+    assert_eq!(candidates(&instances, 0), [1, 2]);
 }
 
 /// A plane that has lost the process at one location.
