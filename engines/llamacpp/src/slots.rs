@@ -30,7 +30,7 @@ pub(crate) struct Slot<R> {
     is_reusable: bool,
     /// The request in progress; `None` if the cells only wait for reuse.
     pub(crate) request: Option<R>,
-    /// When the slot got its request, or lost it. 0 while it holds nothing.
+    /// When the slot got its request, or lost it. 0 while it holds nothing of use.
     since: u64,
 }
 
@@ -170,7 +170,7 @@ impl<R> Slots<R> {
     pub(crate) fn release(&mut self, slot: usize) -> Option<R> {
         self.clock += 1;
         let slot = &mut self.all[slot];
-        slot.since = self.clock;
+        slot.since = if slot.is_reusable { self.clock } else { 0 };
         slot.tokens.truncate(slot.computed);
         slot.request.take()
     }
@@ -297,6 +297,18 @@ mod tests {
         assert_eq!(common(&slots), Some(0), "after it has ended");
         slots.fill(0, 3, sequence(&[1, 2, 3]));
         assert_eq!(common(&slots), Some(3), "the next sequence is another");
+    }
+
+    #[test]
+    fn cells_from_before_the_cache_was_cleared_are_given_up_first() {
+        let mut slots = slots(100, &[&[1, 2], &[], &[3, 4]], &[]);
+        slots.end_reuse();
+        slots.fill(1, 2, sequence(&[5, 6]));
+        slots.release(1);
+        slots.release(2);
+        assert_eq!(slots.place(&[7, 8], None).unwrap().slot, 2);
+        assert!(matches!(slots.evict(|_| true), Some(Eviction::Idle(2))));
+        assert!(matches!(slots.evict(|_| true), Some(Eviction::Idle(1))));
     }
 
     #[test]
