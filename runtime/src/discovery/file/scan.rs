@@ -170,7 +170,8 @@ impl Scanner {
     }
 
     fn begin_outage(&mut self, error: &StoreError) {
-        if self.outage.is_none() {
+        // Without watchers the caller has the error. One that cannot begin a watch counts that itself.
+        if self.is_followed && self.outage.is_none() {
             tracing::warn!(%error, "discovery cannot be read; known instances stay in use");
             self.outage = Some(Outage::of(self.store.outages()));
         }

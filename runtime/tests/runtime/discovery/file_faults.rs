@@ -263,6 +263,17 @@ async fn a_mount_that_goes_and_comes_back_loses_nobody() {
     assert!(timeout(Duration::ZERO, lease.lost()).await.is_err());
 }
 
+/// Whoever opens it tries again, and counts itself meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_could_not_begin_is_not_counted_by_the_store() {
+    let store = FileBackend::new();
+    let here = store.open();
+    store.begin_outage().await;
+    assert!(here.get("").await.is_err());
+    assert!(here.watch("").await.is_err());
+    assert_eq!(here.outages().get(), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_dies_during_an_outage_is_gone_after_it() {
     let store = FileBackend::new();
