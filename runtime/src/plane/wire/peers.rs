@@ -9,6 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, Shared};
 use genset_backend_common::{EngineError, ErrorKind, log_limit::OncePerMinute};
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Common;
 use super::caller::Caller;
@@ -63,6 +64,8 @@ enum State {
         said_goodbye: bool,
         /// For operators, unless it said goodbye.
         _counted: Option<GaugeGuard>,
+        /// Ends with this loss; the next has its own.
+        _redial: AbortOnDropHandle<Option<()>>,
     },
 }
 
@@ -174,27 +177,31 @@ impl Peer {
         *state = next;
     }
 
-    /// The state of a process that cannot be reached.
-    fn lost(&self, said_goodbye: bool) -> State {
+    /// The state of a process that cannot be reached, with its [redial](Self::redial). Call it while `state` is locked: the redial
+    /// ends when it finds a connection.
+    fn lost(self: &Arc<Self>, said_goodbye: bool, pause: Duration, time: Duration) -> State {
         let metrics = &self.peers.common.metrics;
         State::Lost {
             said_goodbye,
             _counted: (!said_goodbye).then(|| metrics.unreachable()),
+            _redial: self.redial(pause, time),
         }
     }
 
-    /// Changes the state at the end of a connection, unless another has replaced it; returns whether it did.
-    fn leave(&self, ended: &Arc<Caller>, next: State) -> bool {
+    /// Changes the state at the end of a connection, unless another has replaced it.
+    fn leave(&self, ended: &Arc<Caller>, next: impl FnOnce() -> State) {
         let mut state = self.state.lock();
-        let is_current = matches!(&*state, State::Connected(caller) if Arc::ptr_eq(caller, ended));
-        if is_current {
-            self.enter(&mut state, next);
+        if matches!(&*state, State::Connected(caller) if Arc::ptr_eq(caller, ended)) {
+            self.enter(&mut state, next());
         }
-        is_current
     }
 
     /// Starts to dial the lost process until it is reached: for `time` in any case, and then as long as somebody uses it.
-    fn redial(self: &Arc<Self>, mut pause: Duration, time: Duration) {
+    fn redial(
+        self: &Arc<Self>,
+        mut pause: Duration,
+        time: Duration,
+    ) -> AbortOnDropHandle<Option<()>> {
         let until = Instant::now() + time;
         let peer = Arc::downgrade(self);
         let mut kept = Some(Arc::clone(self));
@@ -211,7 +218,7 @@ impl Peer {
         };
         let common = &self.peers.common;
         let redial = common.shutdown.clone().run_until_cancelled_owned(redial);
-        common.tasks.spawn_on(redial, common.vital.handle());
+        AbortOnDropHandle::new(common.tasks.spawn_on(redial, common.vital.handle()))
     }
 
     /// The connection to the process; dials when there is none.
@@ -269,9 +276,8 @@ impl Peer {
         }
         let mut state = self.state.lock();
         if matches!(*state, State::Unknown) {
-            self.enter(&mut state, self.lost(false));
-            drop(state);
-            self.redial(REDIAL_PAUSES.0, Duration::ZERO);
+            let lost = self.lost(false, REDIAL_PAUSES.0, Duration::ZERO);
+            self.enter(&mut state, lost);
         }
     }
 
@@ -339,24 +345,21 @@ impl Connection {
     fn ended(&self, ended: &Ended) {
         let was_leaving = !self.caller.is_open();
         let is_shutdown = *ended == Ended::Shutdown;
-        let next = if is_shutdown {
-            State::Unknown
-        } else {
-            self.peer.lost(was_leaving)
-        };
-        let was_current = self.peer.leave(&self.caller, next);
+        self.peer.leave(&self.caller, || {
+            if is_shutdown {
+                return State::Unknown;
+            }
+            // A connection that ended quickly would probably do so again and again.
+            let (shortest, longest) = REDIAL_PAUSES;
+            let was_brief = self.made.elapsed() < longest;
+            let pause = if was_brief { longest } else { shortest };
+            self.peer.lost(was_leaving, pause, REDIAL_TIME)
+        });
         self.caller.end(ended);
         if was_leaving || is_shutdown {
             tracing::debug!(process = self.peer.process, %ended, "connection ended");
         } else {
             self.warn(ended);
-        }
-        if was_current && !is_shutdown {
-            // A connection that ended quickly would probably do so again and again.
-            let (shortest, longest) = REDIAL_PAUSES;
-            let was_brief = self.made.elapsed() < longest;
-            let pause = if was_brief { longest } else { shortest };
-            self.peer.redial(pause, REDIAL_TIME);
         }
     }
 

@@ -208,6 +208,20 @@ async fn a_lost_process_is_skipped_until_it_is_reached_again() {
     assert!(unreachable(0), "{}", metrics.encode());
 }
 
+/// As when requests reach a process that accepts connections and closes them.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_is_lost_again_before_its_redial_is_redialled_by_one_task() {
+    let (plane, played) = plane();
+    let instance = plane.reachability(&at("a", 1));
+    for _ in 0..3 {
+        let mut arriving = played.open();
+        let process = connect(&plane, "a", &mut arriving).await;
+        drop((process, arriving));
+        until(|| !instance.is_reachable()).await;
+    }
+    until(|| plane.shared.common.tasks.len() == 1).await;
+}
+
 /// As with a wrong address, or one that the network closes to this process.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_was_never_reached_is_skipped_until_it_is() {
