@@ -35,6 +35,7 @@ pub mod series;
 pub mod spelling;
 mod state;
 pub mod terminal;
+pub mod text_file;
 pub mod transfer;
 pub mod worker;
 

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, text_file::read_text};
 use genset_engine_mocker::MockerArgs;
 use genset_router::KvConfig;
 use genset_simulate::{Fault, Plan, Policy, simulate};
@@ -146,13 +146,5 @@ fn read(flag: &str, path: &Path) -> Result<String, EngineError> {
     let bad = |problem: String| {
         EngineError::invalid_argument(flag, format!("{}: {problem}", path.display()))
     };
-    let size = std::fs::metadata(path)
-        .map_err(|error| bad(error.to_string()))?
-        .len();
-    if size > MAX_FILE_BYTES {
-        return Err(bad(format!(
-            "has {size} bytes; the limit is {MAX_FILE_BYTES}"
-        )));
-    }
-    std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))
+    read_text(path, MAX_FILE_BYTES).map_err(|error| bad(error.to_string()))
 }

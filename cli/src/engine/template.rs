@@ -1,10 +1,8 @@
 //! `--chat-template`: an operator's template in place of the model's own.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, text_file::read_text};
 use genset_frontend::text::ChatTemplate;
 use genset_runtime::{ModelFolder, replace_chat_template};
 
@@ -31,17 +29,7 @@ pub(super) fn apply(folder: &mut ModelFolder, config: &RunConfig) -> Result<(), 
 
 /// Reads a template that compiles; returns what is wrong with the file otherwise.
 fn read(path: &Path) -> Result<String, String> {
-    let mut source = String::new();
-    let read = File::open(path).and_then(|file| {
-        file.take(MAX_TEMPLATE_BYTES + 1)
-            .read_to_string(&mut source)
-    });
-    let size = read.map_err(|error| error.to_string())?;
-    if u64::try_from(size).is_ok_and(|size| size > MAX_TEMPLATE_BYTES) {
-        return Err(format!(
-            "has more than {MAX_TEMPLATE_BYTES} bytes; is it the right file?"
-        ));
-    }
+    let source = read_text(path, MAX_TEMPLATE_BYTES).map_err(|error| error.to_string())?;
     // The special tokens that it may name matter for rendering, not here.
     ChatTemplate::try_new(&source, None, None).map_err(|error| error.to_string())?;
     Ok(source)

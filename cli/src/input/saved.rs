@@ -1,9 +1,9 @@
 //! [`Saved`]: a conversation in a file.
 
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use genset_backend_common::text_file::read_text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -57,13 +57,8 @@ impl Saved {
     /// A sentence that names the file.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let shown = path.display();
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
+        let text = read_text(path, MAX_BYTES)
             .map_err(|error| format!("{shown} cannot be read: {error}"))?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(format!("{shown} is longer than {MAX_BYTES} bytes"));
-        }
         serde_json::from_str(&text)
             .map_err(|error| format!("{shown} is no saved conversation: {error}"))
     }

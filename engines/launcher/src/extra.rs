@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, text_file::read_text};
 use serde_json::{Map, Value};
 
 use crate::command::extra_args;
@@ -30,15 +30,7 @@ impl ExtraArgs {
         let bad = |problem: String| {
             EngineError::invalid_argument(FLAG, format!("{}: {problem}", path.display()))
         };
-        let size = std::fs::metadata(path)
-            .map_err(|error| bad(error.to_string()))?
-            .len();
-        if size > MAX_FILE_BYTES {
-            return Err(bad(format!(
-                "has {size} bytes; the limit is {MAX_FILE_BYTES}"
-            )));
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+        let text = read_text(path, MAX_FILE_BYTES).map_err(|error| bad(error.to_string()))?;
         // A JSON file is usually valid YAML too, but the JSON parser reports its errors better.
         let is_json = path
             .extension()

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use genset_backend_common::spelling::none_of;
+use genset_backend_common::text_file::read_text;
 use genset_backend_common::{EngineError, config::MAX_DATA_PARALLEL_SIZE};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -117,7 +118,7 @@ const NAMES: [&str; 16] = [
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MockerArgsError {
-    /// The file cannot be read.
+    /// The file cannot be read, or is too large.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
@@ -134,12 +135,6 @@ pub enum MockerArgsError {
         /// The error in its content.
         #[source]
         source: Box<MockerArgsError>,
-    },
-    /// The file is larger than the limit.
-    #[error("has {bytes} bytes; the limit is {MAX_FILE_BYTES}")]
-    TooLarge {
-        /// The file's size.
-        bytes: u64,
     },
     /// The text is not valid in the format that the file's name implies.
     #[error("is no {format}: {problem}")]
@@ -180,23 +175,17 @@ impl MockerArgs {
     /// # Errors
     /// [`MockerArgsError`], which names the file and the setting.
     pub fn load(path: &Path) -> Result<Self, MockerArgsError> {
-        let cannot = |source| MockerArgsError::Read {
+        let text = read_text(path, MAX_FILE_BYTES).map_err(|source| MockerArgsError::Read {
             path: path.to_owned(),
             source,
-        };
-        let bytes = std::fs::metadata(path).map_err(cannot)?.len();
-        let read = if bytes > MAX_FILE_BYTES {
-            Err(MockerArgsError::TooLarge { bytes })
+        })?;
+        let is_json = path
+            .extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        let read = if is_json {
+            Self::from_json(&text)
         } else {
-            let text = std::fs::read_to_string(path).map_err(cannot)?;
-            let is_json = path
-                .extension()
-                .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
-            if is_json {
-                Self::from_json(&text)
-            } else {
-                Self::from_yaml(&text)
-            }
+            Self::from_yaml(&text)
         };
         read.map_err(|source| MockerArgsError::File {
             path: path.to_owned(),
@@ -469,6 +458,6 @@ mod tests {
         assert!(error.message().contains("args.json: the mocker has no"));
         std::fs::write(&path, " ".repeat((1 << 20) + 1)).unwrap();
         let error = MockerArgs::load(&path).unwrap_err();
-        assert!(error.to_string().contains("the limit is"), "{error}");
+        assert!(error.to_string().contains("larger than"), "{error}");
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::io::Read;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
+use genset_backend_common::text_file::read_text;
 use serde::Deserialize;
 
 /// The largest file of keys, in bytes: about a hundred thousand keys.
@@ -88,7 +88,7 @@ pub enum KeyFileError {
 
 /// Reads the file, and returns its hash too. It has at least one key, and names are unique.
 pub(super) fn read(path: &Path) -> Result<(blake3::Hash, Vec<KeyEntry>), KeyFileError> {
-    let text = text_of(path).map_err(|source| KeyFileError::Unreadable {
+    let text = read_text(path, MAX_FILE_BYTES).map_err(|source| KeyFileError::Unreadable {
         path: path.to_owned(),
         source,
     })?;
@@ -113,17 +113,6 @@ pub(super) fn read(path: &Path) -> Result<(blake3::Hash, Vec<KeyEntry>), KeyFile
         }
     }
     Ok((hash, file.key))
-}
-
-fn text_of(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let file = std::fs::File::open(path)?;
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
-        let problem = format!("it is larger than {MAX_FILE_BYTES} bytes");
-        return Err(std::io::Error::other(problem));
-    }
-    Ok(text)
 }
 
 /// A new key, and the lines for the file.
