@@ -164,7 +164,7 @@ pub struct SamplingOptions {
     pub temperature: Option<f32>,
     /// Nucleus sampling: the smallest set of tokens with this probability. `0.0 < p <= 1.0`.
     pub top_p: Option<f32>,
-    /// Keep the k most probable tokens; at least 1.
+    /// Keep the k most probable tokens; at least 1. `u32::MAX` is no limit, whatever the engine's default is.
     pub top_k: Option<u32>,
     /// Keep tokens at least this probable relative to the best one. `0.0..=1.0`.
     pub min_p: Option<f32>,
@@ -376,7 +376,7 @@ impl SamplingOptions {
         if self.top_k == Some(0) {
             return refuse(
                 RequestField::TopK,
-                "must be at least 1; leave it out for no limit",
+                "must be at least 1; 4294967295 is no limit",
             );
         }
         if let Some(penalty) = self.repetition_penalty

@@ -70,7 +70,7 @@ impl SamplingOption {
         match self {
             Self::Temperature => sampling.temperature.is_some(),
             Self::TopP => is_set(sampling.top_p, 1.0),
-            Self::TopK => sampling.top_k.is_some(),
+            Self::TopK => sampling.top_k.is_some_and(|top_k| top_k < u32::MAX),
             Self::MinP => is_set(sampling.min_p, 0.0),
             Self::PresencePenalty => is_set(sampling.presence_penalty, 0.0),
             Self::FrequencyPenalty => is_set(sampling.frequency_penalty, 0.0),

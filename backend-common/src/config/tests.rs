@@ -103,6 +103,7 @@ fn media_that_are_not_declared_are_refused_by_their_place() {
 fn options_at_their_neutral_value_ask_for_nothing() {
     let mut request = request();
     request.sampling.top_p = Some(1.0);
+    request.sampling.top_k = Some(u32::MAX);
     request.sampling.min_p = Some(0.0);
     request.sampling.presence_penalty = Some(0.0);
     request.sampling.frequency_penalty = Some(0.0);

@@ -99,8 +99,11 @@ fn put_sampling(sampling: &SamplingOptions, put: &mut impl FnMut(&str, Value)) {
             put(name, as_written(number));
         }
     }
-    if let Some(top_k) = sampling.top_k {
-        put("top_k", top_k.into());
+    match sampling.top_k {
+        None => {}
+        // As vLLM and SGLang write it.
+        Some(u32::MAX) => put("top_k", json!(-1)),
+        Some(top_k) => put("top_k", top_k.into()),
     }
     if let Some(seed) = sampling.seed {
         put("seed", seed.into());
@@ -245,6 +248,7 @@ mod tests {
             ("guided_regex", json!("a+")),
             ("guided_choice", json!(["a", "b"])),
             ("guided_grammar", json!("root ::= \"a\"")),
+            ("top_k", json!(-1)),
             ("tool_choice", json!("none")),
             ("tool_choice", json!("required")),
         ] {

@@ -186,8 +186,8 @@ impl CommonParams {
         }
         match fields.i64("top_k")? {
             None => {}
-            // No limit, as the engines that have this option write it.
-            Some(-1 | 0) => self.sampling.top_k = None,
+            // No limit, as the engines that have this option write it. Without a value their own default would count.
+            Some(-1 | 0) => self.sampling.top_k = Some(u32::MAX),
             Some(top_k) => {
                 let problem = "must be between -1 and 4294967295";
                 let invalid = |_| ApiError::invalid(fields.full_name("top_k"), problem);

@@ -115,7 +115,7 @@ fn of_two_extensions_the_later_read_counts() {
     assert_eq!(request.params.sampling.top_k, Some(2));
     for no_limit in [-1, 0] {
         let request = parse_chat(json!({"top_k": 1, "nvext": {"top_k": no_limit}})).unwrap();
-        assert_eq!(request.params.sampling.top_k, None);
+        assert_eq!(request.params.sampling.top_k, Some(u32::MAX));
     }
 }
 

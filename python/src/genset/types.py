@@ -23,6 +23,7 @@ class SamplingOptions(TypedDict, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    """At least 1; 4294967295 is no limit."""
     min_p: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
