@@ -11,7 +11,8 @@ pub(super) struct Tags {
     pub(super) end: &'static str,
     /// Whether the answer begins inside the reasoning if the prompt does not tell.
     pub(super) starts_inside: bool,
-    /// Markers of tool calls that also end the reasoning: some models omit the end marker.
+    /// Markers that also end the reasoning, since some models omit the end marker. Those of tool calls do so only if the request
+    /// has tools; those that are in [`Tags::dropped`] too begin the content.
     pub(super) ends_at: &'static [&'static str],
     /// Markers around the content, which are dropped.
     pub(super) dropped: &'static [&'static str],
@@ -95,16 +96,18 @@ impl TagsParser {
         framing.unwrap_or_default()
     }
 
-    /// Scans for the markers that are valid now: first the dialect's two, then those of tool calls (inside the reasoning) or the
-    /// dropped ones (outside), then the frame's.
+    /// Scans for the markers that are valid now: first the dialect's two, then the others that end the reasoning (inside it) or
+    /// the dropped ones (outside), then the frame's.
     fn scan(&self) -> Scan {
-        let more = match (self.is_inside, self.has_tools) {
-            (true, true) => self.tags.ends_at,
-            (true, false) => &[],
-            (false, _) => self.tags.dropped,
+        let tags = self.tags;
+        let more = if self.is_inside {
+            tags.ends_at
+        } else {
+            tags.dropped
         };
-        let own = [self.tags.start, self.tags.end];
-        let markers = own.into_iter().chain(more.iter().copied());
+        let is_valid = |marker: &&str| self.has_tools || tags.dropped.contains(marker);
+        let more = more.iter().copied().filter(is_valid);
+        let markers = [tags.start, tags.end].into_iter().chain(more);
         scan(&self.held, markers.chain(self.framing().iter().copied()))
     }
 

@@ -213,6 +213,17 @@ fn without_tools_a_call_in_the_thoughts_is_thought() {
     assert_eq!(message.content, "Yes.");
 }
 
+#[test]
+fn without_tools_the_beginning_of_the_content_ends_the_thoughts() {
+    let dialect = ReasoningDialect::find("kimi_k3").unwrap();
+    let text = "<|open|>think<|sep|>No <|open|>tools<|sep|>.<|open|>response<|sep|>Yes.";
+    for pieces in [vec![text], characters(text)] {
+        let message = parse(dialect.parser(None, false).unwrap(), pieces);
+        assert_eq!(message.reasoning, "No <|open|>tools<|sep|>.");
+        assert_eq!(message.content, "Yes.");
+    }
+}
+
 fn dialects() -> impl Strategy<Value = ReasoningDialect> {
     let all = ReasoningDialect::all().iter().copied();
     Union::new(all.filter(|dialect| !dialect.is_harmony()).map(Just))
