@@ -515,6 +515,12 @@ impl MarkupParser for XmlParser {
     fn finish(&mut self, out: &mut Deltas) {
         self.is_over = true;
         while self.step(out) {}
+        // Without the mark of a value, what came is the value, as before an end of the call.
+        let has_key_tag = self.marks.key_end_tag().is_some();
+        if matches!(self.state, State::Gap) && has_key_tag && !self.is_cut {
+            self.held.push_str(self.marks.call_end);
+            while self.step(out) {}
+        }
         let rest = std::mem::take(&mut self.held);
         match &mut self.state {
             State::Outside | State::Name => self.content.push(&rest, out),
@@ -524,6 +530,8 @@ impl MarkupParser for XmlParser {
                     self.close(out);
                 }
             }
+            // A key without a value is left out.
+            State::Key | State::Gap if !self.is_cut => self.close(out),
             State::Key => {
                 self.key = std::mem::take(&mut self.passed) + &rest;
                 self.open_parameter(out);

@@ -93,6 +93,30 @@ fn a_call_whose_end_the_model_omits_is_whole() {
             "{\"city\": \"Oslo\"}",
         ),
         (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\nOslo\n",
+            "get_weather",
+            "{\"city\": \"Oslo\"}",
+        ),
+        (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>",
+            "get_weather",
+            "{\"city\": \"\"}",
+        ),
+        (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>ci",
+            "get_weather",
+            "{}",
+        ),
+        (
+            "deepseek_v32",
+            "<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string",
+            "get_weather",
+            "{}",
+        ),
+        (
             "minimax_m2",
             "<minimax:tool_call>\n<invoke name=\"now\">\n",
             "now",
