@@ -267,6 +267,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_output_of_media_alone_is_listed_without_a_text() {
+        let part =
+            json!({"type": "input_image", "image_url": "https://a.example/", "detail": "auto"});
+        let item = |output: &str| Item::CallOutput {
+            id: "fco_1".into(),
+            call_id: "a".into(),
+            output: output.into(),
+            shown: vec![Shown {
+                after: 0,
+                at: "input[0].output[0]".into(),
+                part: part.clone(),
+            }],
+        };
+        let listed = |output: &str| {
+            serde_json::to_value(item(output).json("completed")).unwrap()["output"].clone()
+        };
+        assert_eq!(listed(""), json!([part]));
+        let text = json!({"type": "input_text", "text": "Here."});
+        assert_eq!(listed("Here."), json!([text, part]));
+    }
+
     /// CPU time of this thread, so that a loaded machine changes nothing.
     fn thread_time() -> Duration {
         let time = clock_gettime(ClockId::ThreadCPUTime);

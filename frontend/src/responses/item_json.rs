@@ -150,8 +150,9 @@ impl Serialize for ItemJson<'_> {
                     object.serialize_entry("output", output)?;
                 } else {
                     let media = shown.iter().map(|medium| PartJson::Shown(&medium.part));
-                    let text = PartJson::Text(TextJson::Input { text: output });
-                    let parts: Vec<_> = std::iter::once(text).chain(media).collect();
+                    let text = Some(output).filter(|output| !output.is_empty());
+                    let text = text.map(|text| PartJson::Text(TextJson::Input { text }));
+                    let parts: Vec<_> = text.into_iter().chain(media).collect();
                     object.serialize_entry("output", &parts)?;
                 }
                 object.serialize_entry("status", self.status)?;
