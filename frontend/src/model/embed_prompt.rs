@@ -7,7 +7,7 @@ use serde::Deserialize;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Config {
-    prompts: BTreeMap<String, Option<String>>,
+    prompts: Option<BTreeMap<String, Option<String>>>,
     default_prompt_name: Option<String>,
 }
 
@@ -21,11 +21,12 @@ struct Config {
 /// `SentenceTransformer.encode` of `sentence-transformers`.
 pub(super) fn from_config(json: &[u8]) -> Result<String, serde_json::Error> {
     use serde::de::Error;
-    let mut config: Config = serde_json::from_slice(json)?;
+    let config: Config = serde_json::from_slice(json)?;
     let Some(name) = config.default_prompt_name else {
         return Ok(String::new());
     };
-    let prompt = config.prompts.remove(&name).ok_or_else(|| {
+    let mut prompts = config.prompts.unwrap_or_default();
+    let prompt = prompts.remove(&name).ok_or_else(|| {
         let problem = format!(
             "default_prompt_name is {name:?}, which is none of prompts; list it or set null"
         );
@@ -42,6 +43,7 @@ mod tests {
     fn the_default_alone_is_put_before_texts() {
         let read = |json: &str| from_config(json.as_bytes()).map_err(|error| error.to_string());
         assert_eq!(read("{}").unwrap(), "");
+        assert_eq!(read(r#"{"prompts": null}"#).unwrap(), "");
         let listed = r#"{"prompts": {"query": "query: "}, "default_prompt_name": null, "similarity_fn_name": "cosine"}"#;
         assert_eq!(read(listed).unwrap(), "");
         let default = r#"{"prompts": {"query": "query: "}, "default_prompt_name": "query"}"#;
