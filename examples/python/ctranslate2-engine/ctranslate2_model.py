@@ -78,7 +78,7 @@ class Model:
             ends |= set(stop.get("eos_token_ids", []))
         decoding = Decoding(loop)
         self._running.add(decoding)
-        options = sampling(request.get("sampling_options", {}))
+        options = sampling(request.get("sampling_options", {}), self.vocab_size)
         job = loop.run_in_executor(self._pool, self._decode, prompt, max_tokens, options, decoding)
         job.add_done_callback(decoding.wake)
         stopped = asyncio.ensure_future(context.stopped())
@@ -151,13 +151,15 @@ class Model:
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
 
-def sampling(asked: SamplingOptions) -> dict[str, Any]:
+def sampling(asked: SamplingOptions, vocab_size: int) -> dict[str, Any]:
     """CTranslate2's options; greedy if no temperature is given."""
     options: dict[str, Any] = {"repetition_penalty": asked.get("repetition_penalty") or 1.0}
     temperature = asked.get("temperature") or 0.0
     if temperature > 0.0:
         options["sampling_temperature"] = temperature
-        options["sampling_topk"] = asked.get("top_k") or 0
+        top_k = asked.get("top_k") or 0
+        # CTranslate2 looks for as many candidates as it is told, even if the vocabulary has fewer; 0 is all.
+        options["sampling_topk"] = top_k if top_k < vocab_size else 0
         options["sampling_topp"] = asked.get("top_p") or 1.0
     return options
 

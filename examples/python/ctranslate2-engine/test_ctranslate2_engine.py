@@ -76,14 +76,16 @@ def test_sampling_chooses_among_several() -> None:
 
 
 def test_options_are_the_librarys() -> None:
-    assert sampling({}) == {"repetition_penalty": 1.0}
-    asked = sampling({"temperature": 0.5, "top_p": 0.9, "repetition_penalty": 1.2})
+    assert sampling({}, 100) == {"repetition_penalty": 1.0}
+    asked = sampling({"temperature": 0.5, "top_p": 0.9, "repetition_penalty": 1.2}, 100)
     assert asked == {
         "repetition_penalty": 1.2,
         "sampling_temperature": 0.5,
         "sampling_topk": 0,
         "sampling_topp": 0.9,
     }
+    top_ks = [sampling({"temperature": 0.5, "top_k": top_k}, 100)["sampling_topk"] for top_k in (40, 100, 4294967295)]
+    assert top_ks == [40, 0, 0]
 
 
 def test_a_client_that_leaves_ends_the_thread_of_its_request() -> None:
