@@ -77,6 +77,18 @@ def test_a_configuration_says_how_many_workers_there_are_and_what_each_gets(tmp_
             serve.plan(ServiceSpec.of(Sized), wrong, "m:Sized")
 
 
+def test_a_worker_count_or_resource_without_a_value_is_not_given(tmp_path: Path) -> None:
+    file = tmp_path / "sized.json"
+    declared = ServiceSpec.of(Sized)
+    for given in ('{"workers": null, "resources": null}', '{"resources": {"gpu": null, "memory": null}}'):
+        file.write_text(f'{{"Sized": {{"ServiceArgs": {given}}}}}')
+        (adjusted,) = serve.adjusted([declared], serve.configuration(str(file), [], ["Sized"]))
+        assert adjusted == declared
+    file.write_text('{"Sized": {"ServiceArgs": {"envs": null}}}')
+    with pytest.raises(serve.UsageError, match="Sized: ServiceArgs knows workers and resources, not envs"):
+        serve.adjusted([declared], serve.configuration(str(file), [], ["Sized"]))
+
+
 def test_services_share_settings_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "shared.json"
     common = '"Common": {"model": "m", "block-size": 64, "other": 1}'

@@ -122,11 +122,14 @@ class ServiceSpec:
         unknown = set(given) - {"workers", "resources"}
         if unknown:
             raise TypeError(f"{SERVICE_ARGS} knows workers and resources, not {', '.join(sorted(map(str, unknown)))}")
-        workers, resources = given.get("workers", self.workers), given.get("resources") or {}
+        # As in the rest of a file, what has no value is not given.
+        given = {name: value for name, value in given.items() if value is not None}
+        workers, resources = given.get("workers", self.workers), given.get("resources", {})
         if type(workers) is not int or workers < 1:
             raise ValueError(f"{SERVICE_ARGS}.workers: {workers!r} is no number of processes, at least 1")
         if not isinstance(resources, Mapping):
             raise TypeError(f"{SERVICE_ARGS}.resources: {resources!r} is no map of cpu, memory and gpu")
+        resources = {name: amount for name, amount in resources.items() if amount is not None}
         resources = {**self.resources, **_resources(resources, f"{SERVICE_ARGS}.resources")}
         return dataclasses.replace(self, workers=workers, resources=resources)
 
