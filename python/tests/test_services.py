@@ -46,6 +46,30 @@ def test_a_setting_with_a_dollar_is_the_same_in_a_container() -> None:
     assert written == '{"template": "$$(HOME) costs $$5"}'
 
 
+def test_an_endpoint_is_one_method() -> None:
+    with pytest.raises(TypeError, match="Double: first and second are both the endpoint answer: give one another name"):
+
+        @service()
+        class Double:
+            @endpoint(name="answer")
+            async def first(self, request: Any) -> Any:
+                return request
+
+            @endpoint(name="answer")
+            async def second(self, request: Any) -> Any:
+                return request
+
+    @service()
+    class Again(Quoting):
+        @endpoint()
+        async def generate(self, request: Any) -> Any:
+            return [request]
+
+        other_name = generate
+
+    assert list(ServiceSpec.of(Again).endpoints) == ["generate"]
+
+
 @service(workers=3, resources={"memory": "1Gi", "gpu": 1}, image="mine:1")
 class Sized:
     @endpoint()

@@ -221,6 +221,13 @@ def service(
     checked = _resources(resources or {}, "@service(resources=...)")
 
     def decorate(cls: Class) -> Class:
+        endpoints: dict[str, str] = {}
+        for method, each in _members(cls, _ENDPOINT):
+            at = each.__dict__[_ENDPOINT]
+            other = endpoints.setdefault(at, method)
+            # One method may be two attributes: `answer = generate`.
+            if getattr(cls, other) is not each:
+                raise TypeError(f"{cls.__name__}: {other} and {method} are both the endpoint {at}: give one another name")
         spec = ServiceSpec(
             cls=cls,
             name=name or cls.__name__,
@@ -228,7 +235,7 @@ def service(
             resources=checked,
             workers=workers,
             image=image or IMAGE,
-            endpoints={each.__dict__[_ENDPOINT]: method for method, each in _members(cls, _ENDPOINT)},
+            endpoints=endpoints,
             dependencies={key: value.of for key, value in _attributes(cls) if isinstance(value, depends)},
             models={each.__dict__[_ENDPOINT]: each.__dict__[_MODEL] for _, each in _members(cls, _MODEL)},
         )
