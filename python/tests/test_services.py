@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genset import deploy, serve
+from genset import _service, deploy, serve
 from genset.sdk import ServiceSpec, endpoint, parse_bytes, parse_gpus, service
 
 
@@ -75,6 +76,23 @@ class Sized:
     @endpoint()
     async def generate(self, request: Any) -> Any:
         return request
+
+
+def test_a_lower_limit_of_memory_than_the_declared_one_stays(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    limits = [(1 << 20, 1 << 29)]
+
+    def setrlimit(kind: int, wanted: tuple[int, int]) -> None:
+        # As for a process without rights.
+        if wanted[1] > limits[-1][1]:
+            raise ValueError("not allowed to raise maximum limit")
+        limits.append(wanted)
+
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.delenv(serve.CORES_VARIABLE, raising=False)
+    _service.limit(ServiceSpec.of(Sized))
+    assert limits[-1] == (1 << 29, 1 << 29)
+    assert f"Sized: of its memory, 1Gi, this process may have {1 << 29} bytes" in caplog.text
 
 
 def test_a_configuration_says_how_many_workers_there_are_and_what_each_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,13 @@ def limit(spec: ServiceSpec) -> None:
     memory = spec.resources.get("memory")
     if memory is not None:
         most = parse_bytes(memory)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        try:
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        except ValueError:
+            # The limit that it has is lower, and only some processes may raise it.
+            _, most = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+            logger.warning("%s: of its memory, %s, this process may have %d bytes (ulimit -d)", spec.name, memory, most)
     # A container sets none: it has its own limit, and does not know what others use.
     cores = os.environ.get(CORES_VARIABLE)
     if cores:
