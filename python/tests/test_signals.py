@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import cast
 
 from genset._bridge import Bridge
-from genset.runtime import Runtime, _run
+from genset.runtime import Runtime, _run, _told_of_signals
 
 
 class FakeBridge:
@@ -63,7 +64,7 @@ def test_a_shutdown_that_is_not_awaited_drains_too() -> None:
     asyncio.run(main())
 
 
-def test_a_signal_drains_all_programs_of_a_loop() -> None:
+def drain_two() -> None:
     async def main() -> None:
         runtimes = [Runtime(cast(Bridge, FakeBridge())) for _ in range(2)]
         running = [asyncio.ensure_future(_run(each, asyncio.Event().wait())) for each in runtimes]
@@ -75,3 +76,25 @@ def test_a_signal_drains_all_programs_of_a_loop() -> None:
 
     asyncio.run(main())
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_drains_all_programs_of_a_loop() -> None:
+    drain_two()
+
+
+def test_a_program_whose_loop_was_closed_is_told_of_no_signal() -> None:
+    told: list[str] = []
+
+    async def begin() -> AbstractContextManager[None]:
+        program = _told_of_signals(asyncio.get_running_loop(), told.append)
+        program.__enter__()
+        return program
+
+    loop = asyncio.new_event_loop()
+    program = loop.run_until_complete(begin())
+    loop.close()
+    try:
+        drain_two()
+        assert not told
+    finally:
+        program.__exit__(None, None, None)

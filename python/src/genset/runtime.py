@@ -484,7 +484,7 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
         await runtime.shutdown()
 
 
-_on_signals: list[Callable[[str], None]] = []
+_on_signals: list[tuple[asyncio.AbstractEventLoop, Callable[[str], None]]] = []
 """What the programs on the main thread's loop do at a signal. A loop has one handler for each signal, and may run several programs, such
 as two `genset.backend.Worker`s."""
 
@@ -493,16 +493,19 @@ as two `genset.backend.Worker`s."""
 def _told_of_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[str], None]) -> Iterator[None]:
     """Calls `on_signal` with the name of a signal that ends programs."""
     signals = (signal.SIGINT, signal.SIGTERM)
+    mine = (loop, on_signal)
     # Only the main thread's loop handles signals; in other threads they are not ours.
     with contextlib.suppress(RuntimeError, ValueError):
         for number in signals:
             loop.add_signal_handler(number, _tell_all, number.name)
-        _on_signals.append(on_signal)
+        # Programs that were under way when their loop was closed are still there.
+        _on_signals[:] = [each for each in _on_signals if not each[0].is_closed()]
+        _on_signals.append(mine)
     try:
         yield
     finally:
-        if on_signal in _on_signals:
-            _on_signals.remove(on_signal)
+        if mine in _on_signals:
+            _on_signals.remove(mine)
             if not _on_signals:
                 for number in signals:
                     with contextlib.suppress(RuntimeError, ValueError):
@@ -510,7 +513,7 @@ def _told_of_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[str],
 
 
 def _tell_all(name: str) -> None:
-    for on_signal in tuple(_on_signals):
+    for _, on_signal in tuple(_on_signals):
         on_signal(name)
 
 
