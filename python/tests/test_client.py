@@ -147,11 +147,13 @@ def test_a_context_tells_of_its_stop_by_dynamo_s_names_too() -> None:
     asyncio.run(main())
 
 
-def test_a_request_ends_with_the_context_that_it_is_made_for() -> None:
+@pytest.mark.parametrize("is_handler_s", [False, True])
+def test_a_request_ends_with_the_context_that_it_is_made_for(is_handler_s: bool) -> None:
     async def main() -> None:
         caller = ReadyCaller()
         client = Client(cast(Bridge, FakeBridge()), cast(Any, caller), "a.b.c")
         context = Context("mine")
+        context.native = object() if is_handler_s else None
         stream = client.generate({}, context=context)
         closed = client.generate({}, context=context)
         await closed.aclose()

@@ -219,8 +219,8 @@ class Client:
         else:
             # Dropping the stream cancels the request, also before it is sent.
             self._once_found(weakref.ref(stream), send, timeout)
-        if context is not None and parent is None:
-            # A context that the program made. The native runtime does not know it.
+        if context is not None:
+            # The native runtime knows of no stop by the program itself.
             context.follow(stream)
         return stream
 
