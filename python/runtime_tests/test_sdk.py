@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime
+import enum
 import json
 import urllib.error
 import uuid
@@ -467,6 +468,38 @@ def test_a_model_of_dates_and_the_like_arrives_as_it_was_sent() -> None:
     check = checker(Job)
     assert check is not None
     assert check(sent.jobs[0]) == job
+
+
+class Kind(enum.Enum):
+    SMALL = "small"
+
+
+class StrictJob(BaseModel, strict=True):
+    at: datetime.datetime
+    kind: Kind
+    parts: set[int] = pydantic.Field(alias="of")
+    size: tuple[int, int]
+
+
+@pydantic.dataclasses.dataclass(config=pydantic.ConfigDict(strict=True))
+class StrictDay:
+    day: datetime.date
+
+
+def test_a_strict_model_arrives_as_it_was_sent() -> None:
+    job = StrictJob(at=datetime.datetime(2026, 1, 2), kind=Kind.SMALL, of={7}, size=(1, 2))
+    day = StrictDay(datetime.date(2026, 1, 2))
+    check, check_day = checker(StrictJob), checker(StrictDay)
+    assert check is not None and check_day is not None
+    sent = decode(encode(job, "a request"))
+    assert check(sent) == job
+    assert check_day({"day": "2026-01-02"}) == day
+    for wrong, problem in [({"parts": ["7"]}, "0: Input should be a valid integer"), ({"size": [1]}, "size.1: Field required")]:
+        with pytest.raises(exceptions.InvalidArgument, match=problem):
+            check({**sent, **wrong})
+    with pytest.raises(exceptions.InvalidArgument, match="at: Input should be a valid datetime"):
+        # JSON has no bytes.
+        check({**sent, "kind": b"small"})
 
 
 def test_a_spec_says_what_the_class_has() -> None:

@@ -142,10 +142,11 @@ def _fitted(hint: Any, value: Any, at: str) -> Any:
     if of is typing.Union or of is types.UnionType:
         return _one_of(arguments, value, at)
     if isinstance(of, type) and hasattr(of, "model_validate"):
-        return _validated(of.model_validate, value, at)
+        return _validated(of.model_validate, value, at, getattr(of, "model_validate_json", None))
     if isinstance(of, type) and "__pydantic_validator__" in vars(of):
         # A pydantic dataclass.
-        return _validated(vars(of)["__pydantic_validator__"].validate_python, value, at)
+        validator = vars(of)["__pydantic_validator__"]
+        return _validated(validator.validate_python, value, at, validator.validate_json)
     if isinstance(of, type) and dataclasses.is_dataclass(of):
         return _built(of, value, at)
     if of is tuple and arguments[1:] == (...,):
@@ -190,10 +191,21 @@ def _names_too(validate: Callable[..., Any]) -> dict[str, bool]:
     return {"by_alias": True, "by_name": True} if is_known else {}
 
 
-def _validated(validate: Callable[..., Any], value: Any, at: str) -> Any:
+def _json_text(value: Any) -> str | None:
+    """The value as JSON, or None if JSON has no such value, as for bytes."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _validated(validate: Callable[..., Any], value: Any, at: str, validate_json: Callable[..., Any] | None = None) -> Any:
     try:
         return validate(value, **_names_too(validate))
     except ValueError as error:
+        if validate_json is not None and (text := _json_text(value)) is not None:
+            # A strict model takes texts for dates, lists for sets and the like, as they are sent, from JSON alone.
+            return _validated(validate_json, text, at)
         errors: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
         first: dict[str, Any] = errors()[0] if errors is not None else {"loc": (), "msg": str(error)}
         field = at
