@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
 from typing import Any
 
 import pytest
@@ -66,6 +67,30 @@ class Broken:
         raise ValueError("it cannot be written")
 
 
+class Dated:
+    """A model of a date, and of another value."""
+
+    def __init__(self, other: Any = None) -> None:
+        self.other = other
+
+    def model_dump(self, mode: str = "python") -> dict[str, Any]:
+        day = datetime.date(2026, 1, 2)
+        return {"day": day.isoformat() if mode == "json" else day, "other": self.other}
+
+
+class Binary:
+    """A model of bytes that are no text."""
+
+    def model_dump(self, mode: str = "python") -> dict[str, Any]:
+        if mode == "json":
+            raise ValueError("invalid utf-8 sequence")
+        return {"data": b"\xff"}
+
+
+def test_each_model_is_sent_in_the_form_that_it_needs() -> None:
+    assert sent({"job": Dated(), "image": Binary()}) == {"job": {"day": "2026-01-02", "other": None}, "image": {"data": b"\xff"}}
+
+
 async def forgotten() -> None:
     pass
 
@@ -79,6 +104,9 @@ async def forgotten() -> None:
         (Outer(Inner(-(2**70))), "a request: either.number: a whole number must"),
         ({"a": Broken()}, "a request: a: it cannot be written"),
         ({"a": (object(),)}, "a request: a.0: object cannot be sent: use a dict"),
+        ({"a": Dated(), "b": object()}, "a request: b: object cannot be sent: use a dict"),
+        ({"a": Dated(2**70)}, "a request: a.other: a whole number must"),
+        ({"a": [Binary(), datetime.date(2026, 1, 2)]}, "a request: a.1: date cannot be sent: use a dict"),
     ],
 )
 def test_what_cannot_be_sent_is_named(value: Any, problem: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Mapping
@@ -47,9 +48,17 @@ def _plain(value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """As `_plain`, but models are as JSON has them, with texts for dates, UUIDs and the like, which pydantic reads again."""
+    """As `_plain`, but a model that MessagePack cannot hold is as JSON has it, with texts for dates, UUIDs and the like, which pydantic
+    reads again. One that JSON cannot hold either stays plain: the error of that is about one field."""
+    plain = _plain(value)
     dump = getattr(value, "model_dump", None)
-    return _plain(value) if dump is None else dump(mode="json")
+    if dump is not None:
+        try:
+            msgpack.packb(plain, default=_plain)
+        except _UNFIT:
+            with contextlib.suppress(*_UNFIT):
+                return dump(mode="json")
+    return plain
 
 
 _UNFIT = (TypeError, ValueError, OverflowError)
@@ -61,13 +70,13 @@ def _fault(value: Any, depth: int = 0) -> list[str]:
     """The names on the path to what cannot be packed in the value."""
     if not isinstance(value, Mapping | list | tuple):
         try:
-            value = _plain(value)
+            value = _as_json(value)
         except _UNFIT:
             return []
     inner = value.items() if isinstance(value, Mapping) else enumerate(value)
     for name, each in inner if depth < _DEEPEST_NAMED else ():
         try:
-            msgpack.packb(each, default=_plain)
+            msgpack.packb(each, default=_as_json)
         except _UNFIT:
             return [str(name), *_fault(each, depth + 1)]
     return []
@@ -78,10 +87,10 @@ def encode(value: Any, what: str, *, has_single_floats: bool = False) -> bytes:
     "an answer of demo.text.upper"."""
     try:
         packed = msgpack.packb(value, default=_plain, use_single_float=has_single_floats)
-    except _UNFIT as error:
+    except _UNFIT:
         try:
             packed = msgpack.packb(value, default=_as_json, use_single_float=has_single_floats)
-        except _UNFIT:
+        except _UNFIT as error:
             field = ".".join(_fault(value))
             at = f"{field}: " if field else ""
             raise TypeError(f"{what}: {at}{error}") from error
