@@ -70,11 +70,18 @@ def test_an_unknown_model_is_not_found(claude):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_block_that_is_not_taken_is_named(claude, stream):
-    source = {"type": "text", "media_type": "text/plain", "data": "a page"}
+    source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
     messages = [{"role": "user", "content": [{"type": "document", "source": source}]}]
     with pytest.raises(anthropic.BadRequestError) as caught:
         claude.messages.create(model="tiny-chat", max_tokens=1, messages=messages, stream=stream)
-    assert "messages[0].content[0].type" in caught.value.body["error"]["message"]
+    assert "messages[0].content[0].source.type" in caught.value.body["error"]["message"]
+
+
+def test_a_document_of_text_is_part_of_the_prompt(claude):
+    source = {"type": "text", "media_type": "text/plain", "data": "a page"}
+    messages = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+    message = claude.messages.create(model="tiny-chat", max_tokens=64, messages=messages)
+    assert "a page" in message.content[0].text
 
 
 def test_an_image_that_is_none_is_named(claude):
