@@ -55,7 +55,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "variance-hides-shifted-logprobs",
         stands_for: "log probabilities of the prompt's last place given to the first new token, taken for that rounding",
-        killed_by: &["MG06", "MG09", "MG11", "MG12"],
+        killed_by: &[
+            "MG01", "MG04", "MG06", "MG07", "MG08", "MG09", "MG10", "MG11", "MG12",
+        ],
         build: |_, _| deviating(Flaw::LogprobsShiftedOnResume, BATCH_VARIANT),
     },
     Mutant {
