@@ -270,7 +270,7 @@ async fn sizes_have_units_in_every_layer() {
 const MADE_OF: [(&str, &[&str]); 5] = [
     ("address", &["http-host", "http-port"]),
     ("tls", &["http-tls-cert", "http-tls-key"]),
-    ("endpoint", &["out"]),
+    ("workers", &["out"]),
     ("parsers", &["tool-parser", "reasoning-parser"]),
     ("api_keys", &["api-keys"]),
 ];
