@@ -274,11 +274,11 @@ fn text_between_parameters_is_content_behind_the_call_within_bounds() {
     assert!(message.content.starts_with("xé") && message.content.ends_with("é Done."));
     assert_eq!(message.tool_calls[0].arguments, r#"{"a": "b", "c": "d"}"#);
     assert!(message == run("qwen3_coder", characters(&text)));
-    // A call that is cut short emits it too.
+    // A call that ends behind a key emits it too.
     let text = "<function=now><parameter=a>b</parameter> so <parameter=c";
     assert_eq!(
         seen(&run("qwen3_coder", [text])),
-        ("so", vec![("now", r#"{"a": "b", "c""#)])
+        ("so", vec![("now", r#"{"a": "b"}"#)])
     );
 }
 
