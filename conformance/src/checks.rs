@@ -74,4 +74,4 @@ const GROUPS: &[&[Check]] = &[
 ];
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -188,7 +188,8 @@ async fn a_drain_may_wait_for_the_requests_that_run() {
 }
 
 /// Ends its streams as the last step of a cleanup that takes 8 s.
-struct EndsStreamsLast {
+#[derive(Default)]
+pub(crate) struct EndsStreamsLast {
     is_over: watch::Sender<bool>,
 }
 
@@ -223,10 +224,7 @@ async fn cleaned(id: &str, factory: impl Factory) -> CheckResult {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_cleanup_may_end_the_streams_last() {
-    let factory = |_: &Scenario| {
-        let is_over = watch::Sender::new(false);
-        faulty(turns(None, Duration::ZERO), EndsStreamsLast { is_over })
-    };
+    let factory = |_: &Scenario| faulty(turns(None, Duration::ZERO), EndsStreamsLast::default());
     for id in ["SH05", "SH14", "SH16"] {
         assert_eq!(cleaned(id, factory).await, Ok(()), "{id}");
     }

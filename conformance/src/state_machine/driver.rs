@@ -358,39 +358,14 @@ impl Request {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::stream;
-    use genset_backend_common::async_trait;
     use genset_engine_sample::{SampleArgs, SampleEngine};
-    use tokio::sync::watch;
 
     use super::*;
+    use crate::checks::tests::EndsStreamsLast;
     use crate::limits::Limits;
-    use crate::mutants::fault::{Call, Fault, Inner, faulty};
+    use crate::mutants::fault::faulty;
     use crate::subject::Scenario;
     use crate::trial::Variation;
-
-    /// Ends its streams as the last step of a cleanup that takes 8 s.
-    struct EndsStreamsLast {
-        is_over: watch::Sender<bool>,
-    }
-
-    #[async_trait]
-    impl Fault for EndsStreamsLast {
-        fn answer(&self, _call: &Call, outputs: OutputStream) -> OutputStream {
-            let mut is_over = self.is_over.subscribe();
-            let end = stream::once(async move {
-                drop(is_over.wait_for(|is_over| *is_over).await);
-                Err(EngineError::engine_shutdown("the engine stops"))
-            });
-            OutputStream::from_raw(Box::pin(outputs.take(1).chain(end)))
-        }
-
-        async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
-            tokio::time::sleep(Duration::from_secs(8)).await;
-            self.is_over.send_replace(true);
-            inner.cleanup().await
-        }
-    }
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_cleanup_may_end_the_streams_last() {
@@ -399,9 +374,8 @@ mod tests {
                 vocab_size: 1000,
                 token_delay_ms: 0,
             };
-            let is_over = watch::Sender::new(false);
             let sample = SampleEngine::from_args(&args).into();
-            faulty(sample, EndsStreamsLast { is_over })
+            faulty(sample, EndsStreamsLast::default())
         };
         let limits = Limits {
             cleanup: Duration::from_secs(16),
