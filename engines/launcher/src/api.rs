@@ -23,7 +23,7 @@ use genset_backend_common::{
 use serde_json::{Map, Value};
 use text::{Flavor, Text};
 
-pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
+pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_event_blocks, trtllm_reuses_blocks};
 pub(crate) use llama::{Llama, PAST_LIMIT as LLAMA_PAST_LIMIT};
 pub(crate) use wire::{error_of, kept_blocks, token_logprob};
 pub(crate) use withheld::Withheld;

@@ -23,7 +23,7 @@ use crate::controls::Controls;
 use crate::dialect::Dialect;
 use crate::drive::Drive;
 use crate::failure::ServerFailure;
-use crate::kv::{Clears, KvFollower, KvSource};
+use crate::kv::{Clears, KvFeed, KvFollower, KvSource};
 use crate::launch::{Launch, terms};
 use crate::load::ServerLoad;
 use crate::probe;
@@ -126,8 +126,8 @@ impl LauncherEngine {
         declared.data_parallel_size = ranks.count();
         let takes = Takes::of(config, &adapters, &server).await;
         declared.capabilities.adapters = takes == Takes::WhileServing || !ctx.adapters.is_empty();
-        let kv_followers = match (source, &ranks) {
-            (Some(source), Ranks::Known(_)) => kv_followers(&source, ctx, &declared, facts),
+        let kv_followers = match (KvFeed::of(config, dialect, source), &ranks) {
+            (Some(feed), Ranks::Known(_)) => kv_followers(&feed, ctx, &declared, facts),
             (Some(_), Ranks::Unknown(_)) | (None, _) => Vec::new(),
         };
         for follower in &kv_followers {
@@ -238,9 +238,9 @@ impl Running {
     }
 }
 
-/// The followers of the server's KV events, one per rank; none if the sockets of a rank are missing, or the events cannot be used.
+/// The followers of the server's KV events, one per rank; none if those of a rank are missing, or the events cannot be used.
 fn kv_followers(
-    source: &Arc<KvSource>,
+    feed: &KvFeed,
     ctx: &StartContext,
     declared: &EngineConfig,
     facts: Facts,
@@ -250,7 +250,7 @@ fn kv_followers(
         return Vec::new();
     }
     let ranks = 0..declared.data_parallel_size;
-    if let Some(rank) = ranks.clone().find(|rank| !source.is_bound(*rank)) {
+    if let Some(rank) = ranks.clone().find(|rank| !feed.has_rank(*rank)) {
         tracing::info!(
             rank,
             "the server publishes no KV events of this rank, so none are followed"
@@ -265,7 +265,7 @@ fn kv_followers(
     };
     let clears = Clears::new(ctx.kv_events.clone());
     let follower = |rank| KvFollower {
-        source: Arc::clone(source),
+        feed: feed.clone(),
         rank,
         publisher: match declared.data_parallel_size {
             1 => ctx.kv_events.clone(),

@@ -1,8 +1,8 @@
-//! KV events of a launched vLLM or SGLang. The launcher enables the server's publisher and reads its events, and the worker
-//! publishes them like any engine's. [`KvSource`] is where the server publishes, [`KvFollower`] reads the events, [`Clears`]
-//! handles caches that an operator clears.
+//! KV events of a launched server. The launcher reads them, and the worker publishes them like any engine's. [`KvFeed`] is where
+//! they are read, [`KvFollower`] reads them, [`Clears`] handles caches that an operator clears.
 //!
-//! The events reveal the prompts. So they use sockets in a folder that only this user can read, never a port.
+//! vLLM and SGLang publish them at a [`KvSource`], which the launcher enables. The events reveal the prompts, so they use sockets
+//! in a folder that only this user can read, never a port. TensorRT-LLM gives them at a route of its server.
 //!
 //! # Source
 //! vLLM 0.32.0, `vllm/distributed/kv_events.py`: a PUB socket for the batches, a ROUTER socket that replays the last ones.
@@ -11,6 +11,7 @@
 
 mod batch;
 mod follow;
+mod route;
 mod translate;
 
 use std::fs::{File, Permissions};
@@ -25,6 +26,7 @@ use tempfile::TempDir;
 
 pub(crate) use follow::{Clears, KvFollower};
 
+use crate::api::trtllm_event_blocks;
 use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
 use crate::ranks::said;
@@ -49,6 +51,36 @@ const MAX_PATH_BYTES: usize = 100;
 /// The prefix of the folders.
 const FOLDER_PREFIX: &str = "genset-kv-";
 
+/// Where the KV events of a server are read.
+#[derive(Debug, Clone)]
+pub(crate) enum KvFeed {
+    /// At the sockets of a server that publishes them.
+    Sockets(Arc<KvSource>),
+    /// At a route of TensorRT-LLM's server.
+    Route,
+}
+
+impl KvFeed {
+    /// The feed of a server that publishes at `source`, if it does; `None` if it tells nothing of its blocks.
+    pub(crate) fn of(
+        config: &LauncherConfig,
+        dialect: Dialect,
+        source: Option<Arc<KvSource>>,
+    ) -> Option<Self> {
+        let has_route = dialect == Dialect::Trtllm && trtllm_event_blocks(config).is_some();
+        let route = has_route.then_some(Self::Route);
+        source.map(Self::Sockets).or(route)
+    }
+
+    /// Whether a healthy server gives events of this rank.
+    pub(crate) fn has_rank(&self, rank: u32) -> bool {
+        match self {
+            Self::Sockets(source) => source.is_bound(rank),
+            Self::Route => rank == 0,
+        }
+    }
+}
+
 /// Where a server publishes its KV events: two sockets per rank, in a folder of ours. Dropping this removes the folder.
 #[derive(Debug)]
 pub(crate) struct KvSource {
@@ -72,9 +104,11 @@ impl KvSource {
             Dialect::Vllm => true,
             Dialect::Sglang => has_blocks(config),
             Dialect::Trtllm => {
-                tracing::info!(
-                    "the KV events of TensorRT-LLM are not followed: frontends choose it by its requests alone, and with --use-kv-events=false by the prompts that they sent it too"
-                );
+                if trtllm_event_blocks(config).is_none() {
+                    tracing::info!(
+                        "the KV events of TensorRT-LLM are not followed: kv_cache_config: {{event_buffer_max_size: 16384}} in --extra-engine-args enables them; without them frontends choose it by its requests alone, and with --use-kv-events=false by the prompts that they sent it too"
+                    );
+                }
                 false
             }
             Dialect::LlamaServer | Dialect::LlamaCppPython => false,

@@ -32,6 +32,9 @@ const VLLM_MAX_LOGPROBS: u32 = 20;
 /// The prefix of a token's text that contains the token's id.
 const ID_PREFIX: &str = "token_id:";
 
+/// Tokens per KV block of TensorRT-LLM, unless `tokens_per_block` changes it.
+const TRTLLM_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(32).unwrap();
+
 /// vLLM's field for the transfer parameters of its connectors.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
@@ -64,6 +67,8 @@ pub(super) struct Completions {
     capabilities: Capabilities,
     /// Whether requests reuse other requests' KV blocks.
     reuses_blocks: bool,
+    /// Tokens per KV block of a TensorRT-LLM whose events are followed.
+    event_blocks: Option<NonZeroU32>,
 }
 
 impl Completions {
@@ -80,6 +85,7 @@ impl Completions {
             model: config.model.display().to_string(),
             capabilities: with_media(capabilities, &config.media),
             reuses_blocks: true,
+            event_blocks: None,
         }
     }
 
@@ -97,6 +103,7 @@ impl Completions {
             model: config.model.display().to_string(),
             capabilities,
             reuses_blocks: trtllm_reuses_blocks(config),
+            event_blocks: trtllm_event_blocks(config),
         }
     }
 
@@ -219,6 +226,22 @@ pub(crate) fn trtllm_reuses_blocks(config: &LauncherConfig) -> bool {
     reuse != Some(&Value::Bool(false))
 }
 
+/// Tokens per KV block of a TensorRT-LLM that keeps events of its blocks; `None` if it keeps none, as by default.
+///
+/// # Source
+/// TensorRT-LLM, "KV Cache System" and `KvCacheConfig` (`event_buffer_max_size`, `tokens_per_block`).
+pub(crate) fn trtllm_event_blocks(config: &LauncherConfig) -> Option<NonZeroU32> {
+    let kv_cache = config.setting("kv-cache-config")?;
+    let kept = kv_cache.get("event_buffer_max_size")?.as_u64()?;
+    if kept == 0 || !trtllm_reuses_blocks(config) {
+        return None;
+    }
+    let Some(size) = kv_cache.get("tokens_per_block") else {
+        return Some(TRTLLM_BLOCK_SIZE);
+    };
+    NonZeroU32::new(u32::try_from(size.as_u64()?).ok()?)
+}
+
 /// Both servers receive one prompt, without a mark where generated tokens begin.
 fn sampling() -> Capabilities {
     Capabilities::tokens()
@@ -328,7 +351,11 @@ impl Api for Completions {
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
         let model = first_model(client).await?;
         if self.flavor == Flavor::Trtllm {
-            return Ok(model);
+            // It reports no size; without events, nobody needs it.
+            return Ok(Facts {
+                kv_block_size: self.event_blocks,
+                ..model
+            });
         }
         let cache = match client.text("/metrics").await {
             Ok(metrics) => CacheConfig::read(&metrics),

@@ -63,7 +63,7 @@ pub(super) enum ServerHash {
 pub(super) struct Blocks {
     /// The event's kind, in the map encoding.
     #[serde(rename = "type")]
-    kind: String,
+    pub(super) kind: String,
     pub(super) block_hashes: Vec<ServerHash>,
     pub(super) parent_block_hash: Option<ServerHash>,
     /// The tokens of all blocks, concatenated.
@@ -160,7 +160,7 @@ impl Visitor<'_> for HashVisitor {
     type Value = ServerHash;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a block's hash, as a number or as bytes")
+        f.write_str("a block's hash, as a number, as text or as bytes")
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<ServerHash, E> {
@@ -169,6 +169,10 @@ impl Visitor<'_> for HashVisitor {
 
     fn visit_i64<E>(self, value: i64) -> Result<ServerHash, E> {
         Ok(ServerHash::Number(value.cast_unsigned()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<ServerHash, E> {
+        Ok(ServerHash::Digest(value.as_bytes().into()))
     }
 
     fn visit_bytes<E>(self, value: &[u8]) -> Result<ServerHash, E> {

@@ -1,8 +1,9 @@
 //! [`KvFollower`]: reads a server's KV events while it serves, and publishes them.
 //!
-//! Batches are numbered from 0. If a number is missing, the follower asks the server to replay the batches after the last one
+//! At sockets, batches are numbered from 0. If a number is missing, the follower asks the server to replay the batches after the last one
 //! read. It does so at the beginning, too, and after a silence, since the last batch may be the lost one. Batches that the
-//! server no longer has are lost. Then nothing is known of its cache, and the follower publishes that it was cleared.
+//! server no longer has are lost. Then nothing is known of its cache, and the follower publishes that it was cleared. A route gives
+//! each event once, so what a failed poll would have given is lost in the same way.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -16,10 +17,12 @@ use tokio::time::{sleep, timeout};
 use zeromq::ZmqMessage;
 use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, SubSocket, ZmqError};
 
-use super::KvSource;
 use super::batch::Batch;
+use super::route::{self, RouteReader};
 use super::translate::Translator;
+use super::{KvFeed, KvSource};
 use crate::dialect::Dialect;
+use crate::http::{Client, HttpError};
 use crate::server::Server;
 
 /// The silence after which the server is asked for a replay.
@@ -28,6 +31,12 @@ const QUIET: Duration = Duration::from_secs(5);
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause before reconnecting.
 const RETRY: Duration = Duration::from_secs(1);
+/// The pause between two polls of a route.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The time limit of a poll. TensorRT-LLM may wait for an event for 2 seconds.
+const POLL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum size of a poll's answer, in bytes. A token takes about 60.
+const MAX_POLL_BYTES: usize = 256 << 20;
 /// The maximum number of blocks to track for a server that does not report how many it has.
 const MAX_BLOCKS: usize = 1 << 22;
 /// The number that ends a replay.
@@ -59,7 +68,7 @@ impl Clears {
 /// Follows one rank of an engine's servers, one server after another.
 #[derive(Debug, Clone)]
 pub(crate) struct KvFollower {
-    pub(crate) source: Arc<KvSource>,
+    pub(crate) feed: KvFeed,
     /// The data-parallel rank whose events they are.
     pub(crate) rank: u32,
     pub(crate) publisher: KvEventPublisher,
@@ -75,6 +84,12 @@ pub(crate) struct KvFollower {
 enum FollowError {
     #[error(transparent)]
     Socket(#[from] ZmqError),
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    #[error("its answer is not what it should be: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    #[error("it does not answer in time")]
+    Silent,
     #[error("a message of {0} parts")]
     Message(usize),
 }
@@ -85,15 +100,15 @@ impl KvFollower {
         tokio::select! {
             biased;
             _ = server.ended() => {}
-            () = self.follow() => {}
+            () = self.follow(&server) => {}
         }
         self.publisher.publish(KvEventData::Cleared);
     }
 
-    async fn follow(&self) {
+    async fn follow(&self, server: &Server) {
         let logged = OncePerMinute::default();
         loop {
-            if let Err(error) = self.session().await {
+            if let Err(error) = self.session(server).await {
                 if let Some(unlogged) = logged.unlogged("session") {
                     tracing::warn!(%error, rank = self.rank, unlogged, "the KV events of the server cannot be read now; further failures are only counted for a minute");
                 }
@@ -104,38 +119,58 @@ impl KvFollower {
     }
 
     /// Reads events until an error occurs.
-    async fn session(&self) -> Result<(), FollowError> {
+    async fn session(&self, server: &Server) -> Result<(), FollowError> {
+        match &self.feed {
+            KvFeed::Sockets(source) => self.at_sockets(source).await,
+            KvFeed::Route => self.at_route(&server.client).await,
+        }
+    }
+
+    async fn at_route(&self, client: &Client) -> Result<(), FollowError> {
+        let mut reader = RouteReader::new(self.block_size, MAX_BLOCKS);
+        loop {
+            let answer = timeout(POLL_TIMEOUT, polled(client)).await;
+            let answer = answer.map_err(|_| FollowError::Silent)??;
+            for change in reader.take(&answer)? {
+                self.publisher.publish(change);
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    async fn at_sockets(&self, source: &KvSource) -> Result<(), FollowError> {
         let mut events = SubSocket::new();
-        events.connect(&self.source.events(self.rank)).await?;
+        events.connect(&source.events(self.rank)).await?;
         events.subscribe("").await?;
-        let mut replay = self.replay_socket().await?;
-        let dialect = self.source.dialect;
+        let mut replay = self.replay_socket(source).await?;
+        let dialect = source.dialect;
         let mut reader = Reader::new(dialect, self.rank, self.block_size, self.total_blocks);
-        self.catch_up(&mut replay, &mut reader).await?;
+        self.catch_up(source, &mut replay, &mut reader).await?;
         loop {
             tokio::select! {
                 message = events.recv() => {
                     let (number, payload) = parts(message?, 0)?;
                     if number > reader.next {
-                        self.catch_up(&mut replay, &mut reader).await?;
+                        self.catch_up(source, &mut replay, &mut reader).await?;
                     }
                     self.publish(&mut reader, number, &payload);
                 }
-                () = sleep(QUIET) => self.catch_up(&mut replay, &mut reader).await?,
+                () = sleep(QUIET) => self.catch_up(source, &mut replay, &mut reader).await?,
             }
         }
     }
 
     /// The socket for replay requests.
-    async fn replay_socket(&self) -> Result<DealerSocket, FollowError> {
+    async fn replay_socket(&self, source: &KvSource) -> Result<DealerSocket, FollowError> {
         let mut replay = DealerSocket::new();
-        replay.connect(&self.source.replay(self.rank)).await?;
+        replay.connect(&source.replay(self.rank)).await?;
         Ok(replay)
     }
 
     /// Reads missed batches, as far as the server still has them.
     async fn catch_up(
         &self,
+        source: &KvSource,
         replay: &mut DealerSocket,
         reader: &mut Reader,
     ) -> Result<(), FollowError> {
@@ -146,7 +181,7 @@ impl KvFollower {
             let Ok(message) = timeout(REPLAY_TIMEOUT, replay.recv()).await else {
                 tracing::debug!("the server gave no KV events again in time");
                 // Otherwise a late answer would be taken for the answer to the next question, and so on.
-                *replay = self.replay_socket().await?;
+                *replay = self.replay_socket(source).await?;
                 return Ok(());
             };
             let (number, payload) = parts(message?, 1)?;
@@ -164,6 +199,15 @@ impl KvFollower {
             self.publisher.publish(change);
         }
     }
+}
+
+/// The events since the last poll, as the route gives them.
+async fn polled(client: &Client) -> Result<Vec<u8>, HttpError> {
+    let answer = client.post(route::PATH, Bytes::new(), &[]).await?;
+    if !answer.status.is_success() {
+        return Err(HttpError::Status(answer.status));
+    }
+    answer.body.read_up_to(MAX_POLL_BYTES).await
 }
 
 /// The number and the payload of a message: after its topic and `before` more parts.

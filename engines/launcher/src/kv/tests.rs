@@ -1,3 +1,4 @@
+mod route;
 mod sglang;
 
 use std::time::Duration;
@@ -375,7 +376,7 @@ fn followed(
     publisher: KvEventPublisher,
 ) -> (KvEventSubscription, Arc<Server>, TaskTracker) {
     let follower = KvFollower {
-        source: Arc::clone(source),
+        feed: KvFeed::Sockets(Arc::clone(source)),
         rank,
         clears: Clears::new(publisher.clone()),
         publisher,

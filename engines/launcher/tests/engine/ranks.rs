@@ -7,7 +7,7 @@ use genset_backend_common::kv::{BlockHash, KvEventPublisher, hash_blocks};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, LLMEngine, RequestContext, StartContext,
 };
-use genset_engine_launcher::LauncherEngine;
+use genset_engine_launcher::{ExtraArgs, LauncherEngine};
 use tokio::time::timeout;
 
 use crate::support::{LONG, Reports, config, read};
@@ -99,6 +99,28 @@ async fn servers_of_one_and_of_two_ranks_declare_the_same_abilities() {
     }
     assert_eq!(declared[0].data_parallel_size, 1);
     assert_eq!(declared[0].capabilities, declared[1].capabilities);
+}
+
+#[tokio::test]
+async fn trtllm_tells_of_its_cache_at_a_route() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = folder.path().join("trtllm.yaml");
+    let kept = "kv_cache_config: {event_buffer_max_size: 1024}";
+    std::fs::write(&settings, kept).unwrap();
+    let mut config = config("trtllm", &[]);
+    config.extra = Some(ExtraArgs::load(&settings).unwrap());
+    let engine = LauncherEngine::new(config);
+    let ctx = StartContext::detached(1);
+    let kv_events = ctx.kv_events.clone();
+    let declared = engine.start(ctx).await.unwrap();
+    assert!(declared.capabilities.kv_events);
+    assert_eq!(declared.kv_block_size, Some(BLOCK_SIZE));
+    ask(&engine, 0).await.unwrap();
+    let mut expected = hash_blocks(None, &prompt(), BLOCK_SIZE);
+    expected.sort();
+    until(&kv_events, &expected).await;
+    engine.cleanup().await.unwrap();
+    assert_eq!(blocks(&kv_events), []);
 }
 
 #[tokio::test]

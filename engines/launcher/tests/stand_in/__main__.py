@@ -12,7 +12,7 @@ import sys
 import time
 
 from completions import Completions
-from controls import SglangControls, VllmControls
+from controls import SglangControls, TrtllmControls, VllmControls
 from kv import Rank
 from llama import Llama, LlamaCppPython
 from model import Refused
@@ -245,7 +245,7 @@ def main():
         "llama_cpp.server": lambda: LlamaCppPython(args.context),
     }
     api = apis[args.api]()
-    controls = {"vllm": VllmControls, "sglang": SglangControls}.get(args.api)
+    controls = {"vllm": VllmControls, "sglang": SglangControls, "trtllm": TrtllmControls}.get(args.api)
     if controls:
         api.controls = controls(args, api)
     asyncio.run(Stand(args, api).run())

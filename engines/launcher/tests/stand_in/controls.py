@@ -1,12 +1,13 @@
 """Operations: the routes of vLLM 0.32.0 and SGLang 0.5.23, available under the same conditions. The fault "old" is a vLLM from before
 level 0 of sleep became a pause; it does not report whether it cleared its prefix cache. The routes for adapters are written from vLLM's
-source, and were not recorded."""
+source, and that for KV events from TensorRT-LLM's; they were not recorded."""
 
 import asyncio
 import json
 import os
 import sys
 import time
+import zlib
 
 from model import Refused
 
@@ -161,6 +162,35 @@ class VllmControls(Controls):
         """Its event is sent with the next request's."""
         for rank in self.api.ranks:
             rank.blocks.clear()
+
+
+class TrtllmControls(Controls):
+    """The KV events of TensorRT-LLM: each is given once. Its blocks are those of the prompts, and never removed."""
+
+    def __init__(self, args, api):
+        self.api, self.told = api, 0
+
+    async def post(self, path, body):
+        if path != "/kv_cache_events":
+            return None
+        prompts = self.api.seen[self.told :]
+        events = [self.stored(number, prompt) for number, prompt in enumerate(prompts, self.told)]
+        self.told += len(prompts)
+        return events
+
+    def stored(self, number, prompt):
+        blocks = [
+            {
+                "type": "stored_block",
+                "block_hash": zlib.crc32(repr(prompt[: start + 32]).encode()),
+                "tokens": [{"type": "unique_token", "token_id": id, "token_extra_id": 0} for id in prompt[start : start + 32]],
+                "cache_level": 0,
+                "priority": 35,
+            }
+            for start in range(0, len(prompt), 32)
+        ]
+        data = {"type": "stored", "parent_hash": None, "blocks": blocks}
+        return {"event_id": number, "data": data, "window_size": self.api.context}
 
 
 class SglangControls(Controls):
