@@ -29,6 +29,7 @@ pub(crate) use wire::{error_of, kept_blocks, token_logprob};
 pub(crate) use withheld::Withheld;
 
 use crate::apart::Leg;
+use crate::bounds::NO_TOP_K;
 use crate::config::{LauncherConfig, ServerInput};
 use crate::dialect::Dialect;
 use crate::http::{Client, HttpError};
@@ -200,11 +201,20 @@ fn with_media(mut can: Capabilities, media: &BTreeSet<MediaKind>) -> Capabilitie
 type Field = (&'static str, Option<Value>);
 
 /// The sampling options that all servers take under one name, and the repetition penalty under the name `repetition_penalty`.
-fn sampling_fields(sampling: &SamplingOptions, repetition_penalty: &'static str) -> [Field; 7] {
+/// `no_top_k` is the server's `top_k` that is no limit.
+fn sampling_fields(
+    sampling: &SamplingOptions,
+    repetition_penalty: &'static str,
+    no_top_k: i32,
+) -> [Field; 7] {
+    let top_k = |top_k| match top_k {
+        NO_TOP_K => Value::from(no_top_k),
+        top_k => Value::from(top_k),
+    };
     [
         ("temperature", sampling.temperature.map(Value::from)),
         ("top_p", sampling.top_p.map(Value::from)),
-        ("top_k", sampling.top_k.map(Value::from)),
+        ("top_k", sampling.top_k.map(top_k)),
         ("min_p", sampling.min_p.map(Value::from)),
         (
             "presence_penalty",

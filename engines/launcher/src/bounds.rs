@@ -8,7 +8,10 @@ use genset_backend_common::{EngineError, GenerateRequest, Input, TokenId};
 /// The largest number that is sent, except seeds.
 const MAX: u32 = u32::MAX >> 1;
 
-/// Returns an equivalent request without numbers above [`MAX`].
+/// The `top_k` that is no limit. Each server has a number of its own for it.
+pub(crate) const NO_TOP_K: u32 = u32::MAX;
+
+/// Returns an equivalent request without numbers above [`MAX`], except [`NO_TOP_K`].
 ///
 /// A grammar allows the end of the sequence only where the grammar may end, so `ignore_eos` is dropped; with it, some servers
 /// continue past a finished grammar.
@@ -24,10 +27,10 @@ pub(crate) fn bounded(
     }
     check("stop_token_ids", &request.stop.stop_token_ids)?;
     check("logit_bias", request.sampling.logit_bias.keys())?;
-    // More candidates than tokens means all tokens.
-    let candidates = vocab_size.map_or(MAX, |size| size.get().min(MAX));
+    // As many candidates as tokens are all tokens.
+    let all = vocab_size.map_or(MAX, |size| size.get().min(MAX));
     let top_k = request.sampling.top_k;
-    request.sampling.top_k = top_k.map(|top_k| top_k.min(candidates));
+    request.sampling.top_k = top_k.map(|top_k| if top_k < all { top_k } else { NO_TOP_K });
     request.stop.max_tokens = request.stop.max_tokens.map(|tokens| tokens.min(MAX));
     request.stop.min_tokens = request.stop.min_tokens.min(MAX);
     request.priority = request.priority.max(-i32::MAX);
@@ -56,7 +59,7 @@ mod tests {
 
     fn largest() -> GenerateRequest {
         let mut request = GenerateRequest::from_tokens("m", vec![1]);
-        request.sampling.top_k = Some(u32::MAX);
+        request.sampling.top_k = Some(MAX);
         request.stop.max_tokens = Some(u32::MAX);
         request.stop.min_tokens = u32::MAX;
         request.priority = i32::MIN;
@@ -66,14 +69,16 @@ mod tests {
     #[test]
     fn no_number_is_larger_than_a_server_can_hold() {
         let request = bounded(largest(), NonZeroU32::new(1000)).unwrap();
-        assert_eq!(request.sampling.top_k, Some(1000));
+        assert_eq!(request.sampling.top_k, Some(NO_TOP_K));
         assert_eq!(request.stop.max_tokens, Some(MAX));
         assert_eq!(
             (request.stop.min_tokens, request.priority),
             (MAX, -i32::MAX)
         );
-        let request = bounded(largest(), None).unwrap();
-        assert_eq!(request.sampling.top_k, Some(MAX));
+        let mut request = largest();
+        request.sampling.top_k = Some(MAX - 1);
+        let request = bounded(request, None).unwrap();
+        assert_eq!(request.sampling.top_k, Some(MAX - 1));
     }
 
     #[test]

@@ -157,7 +157,7 @@ impl Completions {
         // Both take signed 64-bit integers.
         let seed = sampling.seed.map(|seed| seed.cast_signed().into());
         let own = [("seed", seed), ("logit_bias", biases(sampling))];
-        let fields = sampling_fields(sampling, "repetition_penalty");
+        let fields = sampling_fields(sampling, "repetition_penalty", 0);
         body.extend(given(fields.into_iter().chain(own)));
         self.add_own(&mut body, request);
         Ok(body)

@@ -245,7 +245,7 @@ pub(super) fn sampling(request: &GenerateRequest) -> Map<String, Value> {
             (!biases.is_empty()).then_some(Value::Array(biases)),
         ),
     ];
-    let fields = sampling_fields(sampling, "repeat_penalty").into_iter();
+    let fields = sampling_fields(sampling, "repeat_penalty", 0).into_iter();
     let guided = request.guided.as_deref().and_then(guided);
     let guided = guided.map(|(name, value)| (name, Some(value)));
     given(fields.chain(own).chain(guided)).collect()

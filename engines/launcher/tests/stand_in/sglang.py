@@ -101,6 +101,8 @@ class Sglang(Api):
         prompt, params = body["input_ids"], body["sampling_params"]
         max_tokens = params.get("max_new_tokens", 128)
         self.check(prompt, max_tokens)
+        if params.get("top_k", 1) < 1 and params["top_k"] != -1:
+            raise bad_request(f"top_k must be -1 (disable) or at least 1, got {params['top_k']}.")
         if params.get("top_k", 1) > 2**31 - 1:
             print("RuntimeError: value cannot be converted to type int32 without overflow", file=sys.stderr, flush=True)
             os._exit(1)

@@ -194,6 +194,17 @@ fn every_declared_option_is_said() {
             assert_eq!(said[name], json!(value), "{dialect:?} {name}");
         }
         assert_eq!(said["top_k"], json!(3), "{dialect:?}");
+        let mut unlimited = request.clone();
+        unlimited.sampling.top_k = Some(u32::MAX);
+        let sent = self::body(dialect, &unlimited);
+        let none = match dialect {
+            Dialect::Sglang => &sent["sampling_params"]["top_k"],
+            Dialect::Vllm | Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython => {
+                &sent["top_k"]
+            }
+        };
+        let expected = if dialect == Dialect::Sglang { -1 } else { 0 };
+        assert_eq!(*none, json!(expected), "{dialect:?}");
         let bias = if dialect == Dialect::LlamaServer {
             json!([[7, 1.5]])
         } else {
