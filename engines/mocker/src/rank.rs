@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use genset_backend_common::log_limit::OncePerMinute;
 use genset_backend_common::output::{Finish, TrySendError};
 use genset_backend_common::{EngineError, ErrorKind, RequestField};
 use genset_scheduler::{
@@ -48,6 +49,8 @@ pub(crate) struct Rank {
     board: Arc<Board>,
     freed: FreedSequences,
     last_id: u64,
+    /// Limits the log: with too few blocks, each long request would write a line.
+    logged: OncePerMinute,
 }
 
 impl Rank {
@@ -69,6 +72,7 @@ impl Rank {
             board,
             freed,
             last_id: 0,
+            logged: OncePerMinute::default(),
         }
     }
 
@@ -277,9 +281,12 @@ impl Rank {
     fn end_outgrown(&mut self, outgrown: &[Outgrown]) {
         for Outgrown { id, cached_tokens } in outgrown {
             if let Some(active) = self.requests.remove(id) {
-                tracing::warn!(
-                    "a sequence filled the whole KV cache and was ended; a larger num_gpu_blocks lets it go on"
-                );
+                if let Some(unlogged) = self.logged.unlogged("outgrown") {
+                    tracing::warn!(
+                        unlogged,
+                        "a sequence filled the whole KV cache and was ended; a larger num_gpu_blocks lets it go on; further ones are only counted for a minute"
+                    );
+                }
                 let cached = u32::try_from(*cached_tokens).unwrap_or(u32::MAX);
                 active
                     .sink
