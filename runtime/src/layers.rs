@@ -9,11 +9,14 @@ use std::path::{Path, PathBuf};
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Id, ValueEnum};
-use genset_backend_common::{EngineError, spelling::did_you_mean};
+use genset_backend_common::{EngineError, spelling::did_you_mean, text_file::read_text};
 use serde_json::{Map, Number, Value, json};
 
 use self::matches::{has_empty_list, without_empty_lists};
 pub use self::matches::{matches_of, matches_with_file, without_environment};
+
+/// The maximum size of the file, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The flags about settings in layers.
 #[derive(Debug, Clone, Args)]
@@ -121,7 +124,7 @@ pub fn file_as_flags(
     let bad = |problem: String| {
         EngineError::invalid_argument("--config", format!("{}: {problem}", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+    let text = read_text(path, MAX_FILE_BYTES).map_err(|error| bad(error.to_string()))?;
     let table: toml::Table = text
         .parse()
         .map_err(|error: toml::de::Error| bad(error.to_string()))?;
@@ -344,6 +347,13 @@ mod tests {
         let mut given = vec!["alone".into(), flag("config", file.path())];
         given.extend(words.iter().map(OsString::from));
         read(&Alone::command(), &given)
+    }
+
+    #[test]
+    fn a_file_that_never_ends_is_refused() {
+        let words = ["alone".into(), flag("config", "/dev/zero")];
+        let error = read(&Alone::command(), &words).unwrap_err();
+        assert!(error.message().contains("larger than"), "{error}");
     }
 
     #[test]

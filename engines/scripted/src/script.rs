@@ -17,7 +17,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use genset_backend_common::{FinishReason, config::GuidedKind};
+use genset_backend_common::{FinishReason, config::GuidedKind, text_file::read_text};
 
 pub(crate) use error::ReplyError;
 pub use error::ScriptError;
@@ -26,6 +26,9 @@ pub(crate) use matcher::Matcher;
 pub(crate) use prompt::PromptMarks;
 pub(crate) use split::Split;
 pub(crate) use template::{Template, Values};
+
+/// The maximum size of a script, in bytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// The replies of a mock engine, checked.
 ///
@@ -49,7 +52,7 @@ impl Script {
     /// # Errors
     /// [`ScriptError`], which names the file and, if known, the line and the key.
     pub fn load(path: &Path) -> Result<Self, ScriptError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ScriptError::Read {
+        let text = read_text(path, MAX_FILE_BYTES).map_err(|source| ScriptError::Read {
             path: path.to_owned(),
             source,
         })?;

@@ -288,6 +288,12 @@ async fn a_file_is_read_at_start_and_a_bad_one_is_named() {
     let error = missing.start(StartContext::detached(1)).await.unwrap_err();
     assert!(error.message().contains("replies.toml"), "{error}");
     missing.cleanup().await.unwrap();
+    let endless = ScriptedArgs {
+        script: "/dev/zero".into(),
+    };
+    let endless = ScriptedEngine::from_args(&endless);
+    let error = endless.start(StartContext::detached(1)).await.unwrap_err();
+    assert!(error.message().contains("larger than"), "{error}");
 
     std::fs::write(&path, "[[reply]]\ntext = 'from a file'").unwrap();
     let engine = ScriptedEngine::from_args(&args);
