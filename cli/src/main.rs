@@ -17,7 +17,6 @@ mod signals;
 mod simulate;
 mod threads;
 mod tune;
-mod urls;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -18,6 +18,7 @@ mod fetch;
 mod progress;
 mod reference;
 mod settings;
+mod urls;
 
 pub use cache::{Cache, CachedModel};
 pub use choice::Needs;
@@ -26,3 +27,4 @@ pub use fetch::{Fetched, Hub};
 pub use progress::{Event, PlannedFile, Progress, Silent, Wait};
 pub use reference::{ModelRef, RepoId};
 pub use settings::HubSettings;
+pub use urls::without_password;

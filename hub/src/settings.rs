@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::HubError;
+use crate::urls::without_password;
 
 /// The largest token file, in bytes.
 const MAX_TOKEN_BYTES: u64 = 4096;
@@ -99,20 +100,6 @@ fn token_in(path: &Path) -> Option<String> {
     let is_small = std::fs::metadata(path).is_ok_and(|file| file.len() <= MAX_TOKEN_BYTES);
     let text = is_small.then(|| std::fs::read_to_string(path).ok())??;
     Some(text.trim().to_owned()).filter(|token| !token.is_empty())
-}
-
-fn without_password(address: &str) -> String {
-    match reqwest::Url::parse(address) {
-        Ok(url) if url.username().is_empty() && url.password().is_none() => address.to_owned(),
-        Ok(mut url) => {
-            // These fail only for addresses without a host, which have neither.
-            let _ = url.set_username("");
-            let _ = url.set_password(None);
-            url.as_str().trim_end_matches('/').to_owned()
-        }
-        // In text that is no URL, a password cannot be told from the rest.
-        Err(_) => address.rsplit('@').next().unwrap_or_default().to_owned(),
-    }
 }
 
 fn is_yes(value: &str) -> bool {

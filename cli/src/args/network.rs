@@ -1,11 +1,11 @@
 //! The given network settings, as flags with which another process meets this one. Only the parent calls this.
 
 use clap::Args as _;
+use genset_hub::without_password;
 use genset_runtime::NetworkArgs;
 use genset_runtime::layers::Settings;
 
 use super::quoted;
-use crate::urls::without_password;
 
 /// Network flags that each process has for itself.
 const OF_ONE_PROCESS: &[&str] = &["wire-host", "wire-port", "advertise-host"];

@@ -1,10 +1,10 @@
 //! The command that repeats a part of this run, with the same engine, found in the same way.
 
 use clap::{Arg, Args, Command};
+use genset_hub::without_password;
 
 use super::SubjectArgs;
 use crate::args::quoted;
-use crate::urls::without_password;
 
 /// The beginning of a command line that does `what` with the subject of this process.
 pub(super) fn replay_line(what: &str) -> String {

@@ -14,6 +14,7 @@ use genset_backend_common::{
     config::{InputKind, SamplingOption},
 };
 use genset_conformance::{Check, Subject, catalogue};
+use genset_hub::without_password;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use serde::Deserialize;
@@ -23,7 +24,6 @@ use super::SubjectArgs;
 use super::run::BoxFactory;
 use crate::openai::{Event, Lines, Usage, base_of, client};
 use crate::threads;
-use crate::urls::without_password;
 
 /// The context length assumed for a server that does not report one. The kit's requests fit into it.
 const DEFAULT_CONTEXT: u32 = 2048;

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use genset_backend_common::EngineError;
+use genset_hub::without_password;
 use http_body::{Body, Frame, SizeHint};
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use reqwest::{RequestBuilder, Response};
 use tokio::time::Instant;
 
 use crate::openai::{Event, Lines, Usage, base_of, client};
-use crate::urls::without_password;
 
 /// The number of bytes read from an error's body.
 const MAX_ERROR_BYTES: usize = 64 << 10;

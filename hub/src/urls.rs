@@ -1,9 +1,11 @@
-//! Hides names and passwords in URLs. Code that shows the URL of a server, to people or in reports, calls this first.
+//! [`without_password`]: hides names and passwords in URLs. Code that shows the URL of a server, to people or in reports, calls
+//! this first; the command line does, too.
 
 use reqwest::Url;
 
 /// `text`, a URL or a host of HTTP, without name and password.
-pub(crate) fn without_password(text: &str) -> String {
+#[must_use]
+pub fn without_password(text: &str) -> String {
     let parsed = match text.contains("://") {
         true => Url::parse(text),
         false => Url::parse(&format!("http://{text}")),
