@@ -154,8 +154,11 @@ impl Completions {
             self.add_salt(&mut body, salt)?;
         }
         let sampling = &request.sampling;
-        // Both take signed 64-bit integers.
-        let seed = sampling.seed.map(|seed| seed.cast_signed().into());
+        let seed = sampling.seed.map(|seed| match self.flavor {
+            Flavor::Vllm => seed.cast_signed().into(),
+            // It converts the number to an unsigned one, which fails for a negative one.
+            Flavor::Trtllm => seed.into(),
+        });
         let own = [("seed", seed), ("logit_bias", biases(sampling))];
         let fields = sampling_fields(sampling, "repetition_penalty", 0);
         body.extend(given(fields.into_iter().chain(own)));

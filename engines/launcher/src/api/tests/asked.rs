@@ -218,6 +218,8 @@ fn every_declared_option_is_said() {
         assert_eq!(said.get("seed").is_some(), declares_seed, "{dialect:?}");
     }
     assert_eq!(body(Dialect::Vllm, &request)["seed"], json!(-1));
+    let unsigned = json!(u64::MAX);
+    assert_eq!(body(Dialect::Trtllm, &request)["seed"], unsigned);
     assert_eq!(body(Dialect::LlamaServer, &request)["n_probs"], json!(1));
     assert_eq!(body(Dialect::Trtllm, &request)["logprobs"], json!(1));
     assert_eq!(
