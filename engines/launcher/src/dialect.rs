@@ -84,6 +84,8 @@ const MPI_NODES: &str = "start genset under mpirun or trtllm-llmapi-launch, whic
 const ONE_NODE: &str = "it runs on one node";
 const CALLS_STAY: &str = "SGLang would take calls of tools out of the text, where genset looks for them; leave it out, and name the \
                           parser with --tool-parser";
+const REASONING_STAYS: &str = "llama-server would take the reasoning out of the text, and genset, which looks for it there, would lose it; \
+                               leave it out, and name the parser with --reasoning-parser";
 const NEVER_IDLE: &str = "llama-server would never sleep, for it is asked for its metrics each second and now and then for an \
                           answer; leave it out";
 
@@ -182,6 +184,7 @@ const LLAMA_SERVER: Flags = Flags {
     reserved: &["api-key", "api-key-file"],
     refused: &[
         ("sleep-idle-seconds", NEVER_IDLE),
+        ("reasoning-format", REASONING_STAYS),
         ("ssl-cert-file", UNREACHABLE),
         ("ssl-key-file", UNREACHABLE),
         ("api-prefix", UNREACHABLE),

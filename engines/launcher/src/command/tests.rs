@@ -244,6 +244,11 @@ fn what_no_file_and_no_command_may_say_is_refused_with_the_alternative() {
         (Dialect::LlamaCppPython, "api_key: x", "genset sets it"),
         (Dialect::Sglang, "tool-call-parser: x", "--tool-parser"),
         (Dialect::Sglang, "tool_call_parser: x", "--tool-parser"),
+        (
+            Dialect::LlamaServer,
+            "reasoning-format: auto",
+            "--reasoning-parser",
+        ),
         (Dialect::Vllm, "served_model_name: x", "--model-name"),
         (Dialect::Sglang, "served_model_name: x", "--model-name"),
         (
