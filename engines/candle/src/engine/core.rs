@@ -9,6 +9,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use genset_backend_common::kv::KvEventPublisher;
+use genset_backend_common::log_limit::OncePerMinute;
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{EngineError, ErrorKind, HealthReporter, handles::LoadPublisher};
 use genset_scheduler::{
@@ -59,6 +60,8 @@ pub(crate) struct Core {
     buffers: blocks::Buffers,
     /// A KV block outside the scheduler's pool, for [`Core::ask_model`].
     spare_block: usize,
+    /// Limits the log: with too few blocks, each long request would write a line.
+    logged: OncePerMinute,
 }
 
 /// The result of a request that sampled in this step.
@@ -92,6 +95,7 @@ impl Core {
             step_time: Duration::ZERO,
             buffers: blocks::Buffers::default(),
             spare_block,
+            logged: OncePerMinute::default(),
         }
     }
 
@@ -354,9 +358,12 @@ impl Core {
             let Some(active) = self.requests.remove(id) else {
                 continue;
             };
-            tracing::warn!(
-                "a sequence filled the whole KV cache and was ended; a larger --kv-cache-memory lets it go on"
-            );
+            if let Some(unlogged) = self.logged.unlogged("outgrown") {
+                tracing::warn!(
+                    unlogged,
+                    "a sequence filled the whole KV cache and was ended; a larger --kv-cache-memory lets it go on; further ones are only counted for a minute"
+                );
+            }
             let finish = self.with_usage(Finish::length(), &active, *cached_tokens);
             wakers.extend(active.outlet.end(Ok(finish)));
         }
