@@ -237,6 +237,10 @@ fn u32_of(tries: usize) -> u32 {
     u32::try_from(tries).unwrap_or(u32::MAX)
 }
 
+/// How etcd refuses a token that is older than the last change of a user or a role, whosever. A new client, with a new token,
+/// is not refused. etcd's own client tells it by the same text.
+const OLD_TOKEN: &str = "revision of auth store is old";
+
 /// An answer from etcd that retrying, there or on another endpoint, would not change.
 fn definitive(what: &str, status: &Status) -> Option<Failure> {
     let refused = |problem: &str| {
@@ -253,6 +257,7 @@ fn definitive(what: &str, status: &Status) -> Option<Failure> {
     )]
     match status.code() {
         Code::NotFound => Some(Failure::NotFound),
+        Code::InvalidArgument if status.message().contains(OLD_TOKEN) => None,
         Code::PermissionDenied => refused("grant the user a role that may read and write it"),
         Code::InvalidArgument => refused("check etcd.credentials and the size of the entry"),
         _ => None,
@@ -297,6 +302,15 @@ impl Pauses {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_old_token_is_no_refusal() {
+        let is_definitive = |status: Status| definitive("putting a", &status).is_some();
+        let old = Status::invalid_argument("etcdserver: revision of auth store is old");
+        assert!(!is_definitive(old));
+        let large = Status::invalid_argument("etcdserver: request is too large");
+        assert!(is_definitive(large));
+    }
 
     /// So the last line never says that discovery cannot be watched when it can.
     #[tokio::test(start_paused = true)]
