@@ -96,12 +96,15 @@ impl Guard {
 
     pub(super) fn violation(&self, violation: Violation) {
         self.telemetry.violation(violation);
-        tracing::warn!(
-            request_id = self.ctx.id(),
-            rule = violation.name(),
-            "the engine broke the output contract: {}",
-            violation.what()
-        );
+        if let Some(unlogged) = self.telemetry.logged.unlogged(violation.name()) {
+            tracing::warn!(
+                request_id = self.ctx.id(),
+                rule = violation.name(),
+                unlogged,
+                "the engine broke the output contract: {}; further violations of this rule are only counted for a minute",
+                violation.what()
+            );
+        }
     }
 
     /// Returns the error of a request whose stream cannot be repaired.
@@ -528,5 +531,26 @@ impl Clock {
             sleep.as_mut().reset(next);
         }
         Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handles::MetricsRegistry;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rule_that_is_always_broken_is_logged_once_a_minute() {
+        let telemetry = Telemetry::register(&MetricsRegistry::default());
+        let config = EngineConfig::new("m", 64);
+        let request = GenerateRequest::from_tokens("m", vec![1]);
+        for _ in 0..3 {
+            let ctx = RequestContext::new("r");
+            let guard = Guard::new(&config, &request, ctx, telemetry.clone());
+            guard.violation(Violation::EmptyChunk);
+        }
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let unlogged = telemetry.logged.unlogged(Violation::EmptyChunk.name());
+        assert_eq!(unlogged, Some(2));
     }
 }

@@ -10,6 +10,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::error::ErrorKind;
 use crate::handles::{LATENCY_BUCKETS_S, MetricsRegistry};
+use crate::log_limit::OncePerMinute;
 use crate::output::{FinishReason, Violation};
 use crate::recent::RecentRequests;
 
@@ -56,6 +57,8 @@ pub(super) struct Telemetry {
     time_to_first_token: Histogram,
     duration: Histogram,
     pub(super) recent: RecentRequests,
+    /// Limits the log: an engine that breaks a rule may do so with each request, or each item.
+    pub(super) logged: OncePerMinute,
 }
 
 impl Telemetry {
@@ -85,6 +88,7 @@ impl Telemetry {
                 LATENCY_BUCKETS_S,
             ),
             recent: RecentRequests::default(),
+            logged: OncePerMinute::default(),
         };
         for violation in Violation::ALL {
             // A rule that was never broken reads 0, so that alerts can use its increase.
