@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use genset_backend_common::log_limit::OncePerMinute;
 use genset_backend_common::memory::Memory;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
@@ -113,6 +114,7 @@ impl Migrating {
             metrics: ModelMetrics::new(migrations.metrics, &card.name),
             budget: migrations.budget,
             nobody_comes: migrations.nobody_comes,
+            logged: OncePerMinute::default(),
         };
         Self {
             parts: Arc::new(parts),

@@ -131,7 +131,9 @@ impl Handing {
         if !refusal.may_go_elsewhere() {
             return KvTransfers::lost(refusal);
         }
-        tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no instance took the request over in time");
+        if let Some(unlogged) = self.parts.logged.unlogged("in vain") {
+            tracing::warn!(request_id = self.ctx.id(), error = %refusal, unlogged, "no instance took the request over in time; further requests are only counted for a minute");
+        }
         // Clients read this message. It must not include a refusal's text: an engine's may contain process output.
         let message = format!(
             "no instance took the request over from its prefill instance within {} s ({}); send the request again",

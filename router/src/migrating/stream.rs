@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
+use genset_backend_common::log_limit::OncePerMinute;
 use genset_backend_common::memory::Memory;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineError, ErrorKind, GenerateRequest, Output, OutputStream,
@@ -35,6 +36,8 @@ pub(super) struct Parts {
     pub(super) metrics: ModelMetrics,
     pub(super) budget: Arc<Memory>,
     pub(super) nobody_comes: CancellationToken,
+    /// Limits the log: when the last instance is lost, so are all of its requests.
+    pub(super) logged: OncePerMinute,
 }
 
 /// An answer that survives the loss of its instance.
@@ -232,7 +235,9 @@ impl MigratingStream {
     /// Returns the error of a request that lost its instance and found no other. Clients read its message, which must not include
     /// the cause's text: an engine's may contain process output.
     fn nobody_took_it(&self, cause: &EngineError) -> EngineError {
-        tracing::warn!(request_id = self.ctx.id(), error = %cause, "the request lost its instance, and no other took it");
+        if let Some(unlogged) = self.parts.logged.unlogged("nobody took it") {
+            tracing::warn!(request_id = self.ctx.id(), error = %cause, unlogged, "the request lost its instance, and no other took it; further requests are only counted for a minute");
+        }
         let message = format!(
             "the request lost its instance ({}); no other instance took it within {} s; send the request again",
             cause.kind(),

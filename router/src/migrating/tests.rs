@@ -360,6 +360,20 @@ async fn without_an_instance_it_waits_its_time_and_says_so() {
     assert!(asked[2].left_out.is_empty());
 }
 
+/// When the last instance is lost, so are all of its requests.
+#[tokio::test(start_paused = true)]
+async fn requests_that_no_instance_takes_are_logged_once_a_minute() {
+    let site = site([lost_after(5), lost_after(5)]);
+    let one = site.migrating.generate(request(), ctx()).await.unwrap();
+    let other = site.migrating.generate(request(), ctx()).await.unwrap();
+    for outputs in [one, other] {
+        assert_eq!(kind_of(&read(outputs).await), ErrorKind::Unavailable);
+    }
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let logged = &site.migrating.parts.logged;
+    assert_eq!(logged.unlogged("nobody took it"), Some(1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_has_given_nothing_waits_only_for_an_instance_that_is_gone() {
     for (kind, waits) in [

@@ -88,6 +88,8 @@ async fn a_request_that_no_decode_instance_takes_in_time_ends_and_names_no_insta
     );
     assert!(error.details().retry_after.is_some());
     assert_eq!((prefill.count(), stack.ctx.moves()), (1, 0));
+    let logged = &stack.site.layer.parts.logged;
+    assert_eq!(logged.unlogged("in vain"), None, "once a minute");
     let failure = "genset_migration_failures_total{model=\"m\",reason=\"no_instance\"} 1";
     assert!(stack.counts(failure));
 }
