@@ -22,7 +22,8 @@ const DOWN_TIME: Duration = Duration::from_secs(5);
 /// How long an instance is skipped after it refused a request as full. Other clients' requests may end without notice here.
 const FULL_TIME: Duration = Duration::from_millis(100);
 
-/// The number of refusals after which a request no longer goes to an instance that looks full.
+/// The number of refusals after which a request no longer goes to an instance that looks full, unless that refused none for
+/// [`FULL_TIME`].
 const MOST_REFUSALS: usize = 16;
 
 /// One live instance.
@@ -93,8 +94,16 @@ impl Room {
         match self {
             Self::Likely => true,
             // It costs a request at most one attempt.
-            Self::Refused(at) => refusals == 0 && now.duration_since(at) >= FULL_TIME,
+            Self::Refused(_) => refusals == 0 && self.is_old(now),
             Self::Full(_) => false,
+        }
+    }
+
+    /// Whether only an old refusal is known. Whatever the number of requests, few find that of an instance.
+    fn is_old(self, now: Instant) -> bool {
+        match self {
+            Self::Refused(at) => now.duration_since(at) >= FULL_TIME,
+            Self::Likely | Self::Full(_) => false,
         }
     }
 }
@@ -497,7 +506,8 @@ impl Instances {
 }
 
 /// The instances that may have room for a request after `refusals` refusals by instances that looked full, ordered by id. If all
-/// look full, the data may be stale: returns as many as may still refuse, those most likely to have room by now.
+/// look full, the data may be stale: returns those whose refusal is old, and in any case as many as may still refuse, those most
+/// likely to have room by now.
 fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> {
     if live.iter().all(|instance| instance.room() == Room::Likely) {
         return live;
@@ -510,7 +520,8 @@ fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> 
         rooms.retain(is_worth_a_try);
     } else {
         rooms.sort_by_key(|(room, _)| *room);
-        rooms.truncate(MOST_REFUSALS.saturating_sub(refusals));
+        let old = rooms.iter().filter(|(room, _)| room.is_old(now)).count();
+        rooms.truncate(MOST_REFUSALS.saturating_sub(refusals).max(old));
         rooms.sort_by_key(|(_, instance)| instance.record.instance);
     }
     rooms.into_iter().map(|(_, instance)| instance).collect()

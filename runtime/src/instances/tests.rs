@@ -348,3 +348,14 @@ async fn of_instances_that_all_look_full_a_few_are_asked_the_longest_refused_fir
     instances.get(InstanceId(20)).unwrap().took();
     assert_eq!(candidates(&instances, MOST_REFUSALS), [20]);
 }
+
+/// Its free place would otherwise be found by chance in a large fleet.
+#[tokio::test(start_paused = true)]
+async fn of_instances_that_all_look_full_each_is_asked_that_refused_none_for_a_while() {
+    let instances = instances(20);
+    (1..=20).for_each(|id| refuse(&instances, id));
+    tokio::time::sleep(FULL_TIME).await;
+    assert_eq!(candidates(&instances, MOST_REFUSALS).len(), 20);
+    (3..=20).for_each(|id| refuse(&instances, id));
+    assert_eq!(candidates(&instances, MOST_REFUSALS), [1, 2]);
+}
