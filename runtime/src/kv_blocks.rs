@@ -155,7 +155,7 @@ impl KvCarrier for KvBlocksClient {
     }
 }
 
-/// Converts an error of the other worker. An error about a lost worker must not be mistaken for the loss of the calling worker.
+/// Converts an error of the other worker. Its loss or its fault must not be mistaken for one of the calling worker.
 fn not_ours(error: EngineError) -> EngineError {
     match error.kind() {
         ErrorKind::CannotConnect
@@ -163,14 +163,14 @@ fn not_ours(error: EngineError) -> EngineError {
         | ErrorKind::EngineShutdown
         | ErrorKind::Unavailable
         | ErrorKind::Overloaded
-        | ErrorKind::NotFound => KvTransfers::lost(&error).with_source(error),
+        | ErrorKind::NotFound
+        | ErrorKind::Internal => KvTransfers::lost(&error).with_source(error),
         ErrorKind::InvalidArgument
         | ErrorKind::ContextLengthExceeded
         | ErrorKind::Unsupported
         | ErrorKind::StreamIncomplete
         | ErrorKind::DeadlineExceeded
-        | ErrorKind::Cancelled
-        | ErrorKind::Internal => error,
+        | ErrorKind::Cancelled => error,
     }
 }
 
@@ -189,6 +189,13 @@ mod tests {
         let mut failed = items(Err(KvTransfers::lost("gone")));
         failed.next().unwrap().unwrap_err();
         assert!(failed.next().is_none());
+    }
+
+    /// As where the holder's engine panics while it reads them: the worker that asked for them is well.
+    #[test]
+    fn a_fault_of_the_holder_is_that_its_blocks_are_lost() {
+        let error = not_ours(EngineError::internal("the endpoint's handler panicked"));
+        assert_eq!(error.kind(), ErrorKind::StreamIncomplete);
     }
 
     /// A router then asks an instance that computes the whole request.
