@@ -134,30 +134,39 @@ impl TwoLegs {
         let transfer = finished.transfer.take();
         let goes_on = finished.reason == FinishReason::Length
             && self.first.len() + finished.last.len() < self.most_tokens();
-        match transfer {
-            Some(transfer) if goes_on && !self.ctx.is_cancelled() => {
-                self.cached_tokens = finished.usage.cached_tokens;
-                let item = match finished.last.is_empty() {
-                    true => None,
-                    false => self.take_first(finished.last),
-                };
-                self.hand_over(transfer);
-                item
-            }
-            transfer => {
-                if let Some(transfer) = transfer {
-                    self.parts.release(&transfer);
-                }
-                if !self.passes_first {
-                    let mut all = std::mem::take(&mut self.first);
-                    all.token_ids.extend_from_slice(&finished.last.token_ids);
-                    all.logprobs.append(&mut finished.last.logprobs);
-                    finished.last = all;
-                }
-                self.stage = Stage::Ended;
-                Some(Ok(Output::Finished(Box::new(finished))))
-            }
+        if goes_on && !self.ctx.is_cancelled() {
+            self.cached_tokens = finished.usage.cached_tokens;
+            let item = match finished.last.is_empty() {
+                true => None,
+                false => self.take_first(finished.last),
+            };
+            let transfer = transfer.unwrap_or_else(|| self.without_blocks());
+            self.hand_over(transfer);
+            return item;
         }
+        if let Some(transfer) = transfer {
+            self.parts.release(&transfer);
+        }
+        if !self.passes_first {
+            let mut all = std::mem::take(&mut self.first);
+            all.token_ids.extend_from_slice(&finished.last.token_ids);
+            all.logprobs.append(&mut finished.last.logprobs);
+            finished.last = all;
+        }
+        self.stage = Stage::Ended;
+        Some(Ok(Output::Finished(Box::new(finished))))
+    }
+
+    /// Returns the parameters of a prefill that named no blocks, which its engine must: the decode instance computes the prompt.
+    fn without_blocks(&self) -> TransferParams {
+        if let Some(unlogged) = self.parts.logged.unlogged("no blocks") {
+            tracing::warn!(
+                request_id = self.ctx.id(),
+                unlogged,
+                "a prefill instance ended without transfer parameters; further requests are only counted for a minute"
+            );
+        }
+        TransferParams::none()
     }
 
     /// The maximum length of the answer, in tokens.

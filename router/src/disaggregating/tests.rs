@@ -205,6 +205,14 @@ async fn what_ends_with_its_first_token_has_one_leg() {
 }
 
 #[tokio::test]
+async fn an_answer_does_not_end_with_a_prefill_that_names_no_blocks() {
+    let (prefill, decode) = pools([Does::NamesNoBlocks], [Does::Answers]);
+    let read = site(&prefill, &decode).ask(request()).await;
+    assert_eq!(read.tokens, expected(12));
+    assert!(decode.asked().remove(0).transfer.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn a_prompt_that_was_not_computed_has_no_time() {
     for (does, count) in [(Does::Stops, 1), (Does::IsCancelled, 0)] {
         let prefill = Fake::new(0, [does]);

@@ -24,6 +24,8 @@ use crate::route::{Holder, Route, Routed};
 pub(super) enum Does {
     /// Streams one token, and returns the location of the blocks.
     Prefills,
+    /// Streams one token, and returns no location of blocks.
+    NamesNoBlocks,
     /// Streams the first token, which ends the answer.
     Stops,
     /// Ends a cancelled answer before its first token.
@@ -117,6 +119,7 @@ fn answer(request: &GenerateRequest, does: Does) -> Result<OutputStream, EngineE
                 0,
             )]
         }
+        Does::NamesNoBlocks => vec![end(Finish::length().with_last(token(prompt)), 0)],
         Does::Stops => vec![end(Finish::stop_token(3).with_last(token(prompt)), 0)],
         Does::IsCancelled => vec![end(Finish::cancelled(), 0)],
         Does::Answers => whole(0),
