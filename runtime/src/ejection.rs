@@ -27,6 +27,8 @@ const MOST_DOUBLED: u32 = 64;
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct EjectionConfig {
     /// Requests that an instance fails in a row, by its own fault, before it gets none for a while; 0 for no limit
+    ///
+    /// As many of its last 32, but at least 16, also do.
     #[cfg_attr(feature = "cli", arg(id = "eject_after", long = "eject-after", env = "GENSET_EJECT_AFTER", value_name = "FAILURES",
         default_value_t = Self::default().after))]
     pub after: u32,
@@ -69,7 +71,7 @@ impl Ejections {
     pub fn register(registry: &MetricsRegistry, config: EjectionConfig) -> Self {
         let counts = registry.create(
             "genset_router_ejections",
-            "How often an instance that failed one request after another got none for a while",
+            "How often an instance that failed one request after another, or half of them, got none for a while",
         );
         Self { config, counts }
     }
@@ -164,7 +166,7 @@ impl Trial {
                 seconds = time.as_secs_f64(),
                 unlogged,
                 %error,
-                "an instance failed one request after another; it gets none for a while if others can take them"
+                "an instance failed one request after another, or half of them; it gets none for a while if others can take them"
             );
         }
     }

@@ -26,6 +26,9 @@ const FULL_TIME: Duration = Duration::from_millis(100);
 /// [`FULL_TIME`].
 const MOST_REFUSALS: usize = 16;
 
+/// The number of failures among the last 32 requests of an instance after which it is ejected, although it answered others.
+const OFTEN: u32 = 16;
+
 /// One live instance.
 #[derive(Debug)]
 pub(crate) struct Instance {
@@ -49,6 +52,8 @@ struct Facts {
     max_ours: AtomicUsize,
     /// Requests that it failed by its own fault since it last answered one.
     failures: AtomicU32,
+    /// How its last 32 requests ended, the last one in the lowest bit: 1 for a failure.
+    ends: AtomicU32,
     shown: Mutex<Shown>,
     /// Whether `shown` says anything. Each request asks this of every instance, and takes no lock where it is false.
     has_shown: AtomicBool,
@@ -62,11 +67,12 @@ struct Shown {
     ejection: Option<Ejection>,
 }
 
-/// An instance failed one request after another. Kept until it answers one.
+/// An instance failed one request after another. Kept until it answers one, or 32 in a row if it had answered others.
 #[derive(Debug, Clone, Copy)]
 struct Ejection {
     until: Instant,
     time: Duration,
+    had_answered: bool,
 }
 
 /// An instance refused a request as full.
@@ -121,6 +127,7 @@ impl Instance {
                 kv_events: AtomicU64::new(0),
                 max_ours: AtomicUsize::new(usize::MAX),
                 failures: AtomicU32::new(0),
+                ends: AtomicU32::new(0),
                 shown: Mutex::default(),
                 has_shown: AtomicBool::new(false),
             }),
@@ -233,16 +240,33 @@ impl Instance {
 
     /// It answered a request, or a part of it that was enough.
     pub(crate) fn answered(&self) {
+        let ends = self.note_end(0);
         if self.facts.failures.load(Ordering::Relaxed) > 0 {
             self.facts.failures.store(0, Ordering::Relaxed);
-            self.show(|shown| shown.ejection = None);
+        }
+        if self.shown().ejection.is_some() {
+            let is_kept = |ejection: &Ejection| ejection.had_answered && ends != 0;
+            self.show(|shown| shown.ejection = shown.ejection.filter(is_kept));
+        }
+    }
+
+    /// Notes how a request ended; returns how the last 32 did.
+    fn note_end(&self, failure: u32) -> u32 {
+        let noted = |before: u32| (before << 1) | failure;
+        // An answer of an instance that fails none only reads.
+        let change = |before: u32| Some(noted(before)).filter(|now| *now != before);
+        let ends = &self.facts.ends;
+        match ends.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change) {
+            Ok(before) | Err(before) => noted(before),
         }
     }
 
     /// It failed a request by its own fault. Returns for how long it is ejected from now on, if it is.
     pub(crate) fn failed(&self, config: &EjectionConfig) -> Option<Duration> {
         let before = self.facts.failures.fetch_add(1, Ordering::Relaxed);
-        if before.saturating_add(1) < config.after {
+        let had_answered = before.saturating_add(1) < config.after;
+        let is_often = self.note_end(1).count_ones() >= OFTEN.max(config.after);
+        if had_answered && !is_often {
             return None;
         }
         let now = Instant::now();
@@ -252,7 +276,11 @@ impl Instance {
             if shown.ejection.is_none_or(|ejection| ejection.until <= now) {
                 let time = config.time_after(shown.ejection.map(|ejection| ejection.time));
                 let until = now + time;
-                shown.ejection = Some(Ejection { until, time });
+                shown.ejection = Some(Ejection {
+                    until,
+                    time,
+                    had_answered,
+                });
                 ejected = Some(time);
             }
         });

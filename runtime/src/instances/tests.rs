@@ -135,6 +135,29 @@ fn no_more_than_half_of_the_instances_are_ejected() {
     assert_eq!(candidates(&alone, 0), [1]);
 }
 
+/// As one whose memory has errors: what it answers in between does not show that it is well.
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_fails_half_of_its_requests_is_ejected_until_it_fails_fewer() {
+    let instances = instances(2);
+    let one = instances.get(InstanceId(1)).unwrap();
+    let fail = || one.failed(&EjectionConfig::default());
+    let ejected = (0..OFTEN).filter_map(|_| {
+        one.answered();
+        fail()
+    });
+    let time = EjectionConfig::default().time;
+    assert_eq!(ejected.collect::<Vec<_>>(), [time]);
+    one.answered();
+    assert_eq!(candidates(&instances, 0), [2]);
+    tokio::time::sleep(time).await;
+    assert_eq!(candidates(&instances, 0), [1, 2]);
+    assert_eq!(fail(), Some(2 * time));
+    tokio::time::sleep(2 * time).await;
+    (0..32).for_each(|_| one.answered());
+    assert_eq!(fail(), None);
+    assert!(one.shown().ejection.is_none());
+}
+
 #[test]
 fn an_ejected_instance_is_not_asked_for_want_of_room_elsewhere() {
     let instances = instances(2);
