@@ -244,20 +244,33 @@ fn is_full(error: &EngineError) -> bool {
     error.kind() == ErrorKind::Overloaded && !error.is_own_shortage()
 }
 
-/// Whether to try another instance after one refused the request or was lost.
-fn may_try_another(error: &EngineError, request: &GenerateRequest, ctx: &RequestContext) -> bool {
+/// Whether to try another instance than the `tried` ones after one refused the request or was lost.
+fn may_try_another(
+    error: &EngineError,
+    request: &GenerateRequest,
+    ctx: &RequestContext,
+    tried: &Tried,
+) -> bool {
     if ctx.has_lost_too_many() {
         tracing::warn!(request_id = ctx.id(), %error, "instance after instance is lost with this request; it goes to no other");
         return false;
     }
-    error.may_go_elsewhere() && !lacks_blocks(error, request) && !ctx.is_cancelled()
+    let blocks = request.transfer.as_ref();
+    let has_blocks = blocks.is_some_and(|blocks| !blocks.is_none());
+    let may = if is_about_transfer(error) {
+        // Instances may differ. If the blocks are at fault, no instance can read them.
+        has_blocks && !tried.has_refused_blocks
+    } else {
+        // Blocks are given once: another instance would not get them either, perhaps only after a wait for room or for a process
+        // that is gone.
+        error.may_go_elsewhere() && !(has_blocks && error.kind() == ErrorKind::StreamIncomplete)
+    };
+    may && !ctx.is_cancelled()
 }
 
-/// Whether the instance could not get the KV blocks that the request names. Blocks are given once, so another instance would fail
-/// too, perhaps only after a wait for room or for a process that is gone.
-fn lacks_blocks(error: &EngineError, request: &GenerateRequest) -> bool {
-    let blocks = request.transfer.as_ref();
-    error.kind() == ErrorKind::StreamIncomplete && blocks.is_some_and(|blocks| !blocks.is_none())
+/// Whether the instance cannot read the KV blocks that the request names.
+fn is_about_transfer(error: &EngineError) -> bool {
+    error.kind() == ErrorKind::InvalidArgument && error.at() == Some(&RequestField::Transfer.into())
 }
 
 /// How long a request waits for another instance after all known instances were gone or draining. A replacement may be in
@@ -266,13 +279,14 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// A client of token-generating instances with the same `generate` as an engine. If an instance is full, gone, draining or
 /// has just lost the adapter, and has yielded no output, the client tries another, unless the instance could not get the
-/// request's KV blocks: no other would get them. It skips instances that look full: they refused a request a moment ago, or
-/// their published load says so. When all look full, it asks those most likely to have room, until 16 of them have refused
-/// the request and the others refused one less than 100 ms ago or say that they are full. When all are gone or draining, it
-/// waits a second for another to appear, or [not at all](Self::without_wait). It may also
-/// [pass over](Self::with_ejections) instances that fail one request after another. It stops trying when the request has lost
-/// more instances than its context [allows](RequestContext::with_loss_limit), by default
-/// [`DEFAULT_MIGRATION_LIMIT`].
+/// request's KV blocks: no other would get them. Blocks that an instance cannot read are offered to one more.
+///
+/// It skips instances that look full: they refused a request a moment ago, or their published load says so. When all look full,
+/// it asks those most likely to have room, until 16 of them have refused the request and the others refused one less than 100 ms
+/// ago or say that they are full. When all are gone or draining, it waits a second for another to appear, or
+/// [not at all](Self::without_wait). It may also [pass over](Self::with_ejections) instances that fail one request after
+/// another. It stops trying when the request has lost more instances than its context
+/// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -528,9 +542,10 @@ impl GenerateClient {
                         ctx.note_loss();
                         ctx = ctx.with_began(asked);
                     }
-                    if !may_try_another(&error, &request, &ctx) {
+                    if !may_try_another(&error, &request, &ctx, &tried) {
                         return Err(error);
                     }
+                    tried.has_refused_blocks |= is_about_transfer(&error);
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
                     tried.instances.push(instance.record.instance);
                     if is_full(&error) {

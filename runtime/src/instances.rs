@@ -377,6 +377,8 @@ pub(crate) struct Tried {
     pub(crate) refusals: usize,
     /// Whether one of them refused because it was full.
     pub(crate) has_full: bool,
+    /// Whether one of them could not read the request's KV blocks.
+    pub(crate) has_refused_blocks: bool,
 }
 
 impl Tried {

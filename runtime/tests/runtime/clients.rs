@@ -173,6 +173,26 @@ async fn blocks_that_one_instance_could_not_get_are_offered_to_no_other() {
     }
 }
 
+/// As in a decode pool of two layouts. If the blocks are at fault, a third instance would refuse them too.
+#[tokio::test]
+async fn blocks_that_one_instance_cannot_read_are_offered_to_one_more() {
+    let (runtime, _) = runtime();
+    let endpoint = endpoint(&runtime, "generate");
+    let refusal = || EngineError::invalid_argument(RequestField::Transfer, "another layout");
+    let refuses: Refusals = Answering::new(Box::new(move |_| Err(refusal())));
+    let mut servings = Vec::new();
+    for id in 1..=3 {
+        servings.push(listed(&endpoint, id, refuses.clone()).await);
+    }
+    let client = endpoint.client();
+    until_known(&client, 3).await;
+    let client = GenerateClient::new(client, SelectionMode::RoundRobin);
+    let mut request = request(1);
+    request.transfer = Some(KvTransfers::new(7).params("blocks".into()));
+    soon(client.generate(request, ctx())).await.unwrap_err();
+    assert_eq!(refuses.calls(), 2);
+}
+
 #[tokio::test]
 async fn instances_that_have_not_seen_the_request_are_no_losses() {
     let (runtime, discovery) = runtime();
