@@ -36,7 +36,7 @@ pub struct EtcdConfig {
     /// The servers, one or more, each as `scheme://host:port`. The scheme is `http` or `https`, by default `http`; the default
     /// port is 2379. The first is used until it fails, then the next.
     pub endpoints: Vec<String>,
-    /// The user, if etcd requires one.
+    /// The user, if etcd requires one. Used as soon as it does.
     pub credentials: Option<EtcdCredentials>,
     /// The certificates for `https` endpoints; if set, every endpoint is `https`.
     pub tls: Option<EtcdTls>,

@@ -130,6 +130,7 @@ impl Sessions {
         Answer: Future<Output = Result<T, Status>>,
     {
         let deadline = Instant::now() + self.config.request_timeout;
+        let has_credentials = self.config.credentials.is_some();
         let mut problem = String::new();
         for tries_left in (1..=self.sessions.len() + 1).rev() {
             let index = self.current.load(Ordering::Relaxed);
@@ -141,7 +142,7 @@ impl Sessions {
             let attempt = self.attempt(session, &operation);
             problem = match timeout_at(now + share, attempt).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => match definitive(what, &error) {
+                Ok(Err(error)) => match definitive(what, &error, has_credentials) {
                     Some(failure) => return Err(failure),
                     None => problem_of(&error),
                 },
@@ -241,8 +242,12 @@ fn u32_of(tries: usize) -> u32 {
 /// is not refused. etcd's own client tells it by the same text.
 const OLD_TOKEN: &str = "revision of auth store is old";
 
+/// How etcd refuses a request without a token, as of a client from before etcd required credentials.
+const NO_TOKEN: &str = "user name is empty";
+
 /// An answer from etcd that retrying, there or on another endpoint, would not change.
-fn definitive(what: &str, status: &Status) -> Option<Failure> {
+fn definitive(what: &str, status: &Status, has_credentials: bool) -> Option<Failure> {
+    let says = |text: &str| status.message().contains(text);
     let refused = |problem: &str| {
         let message = format!(
             "discovery: etcd refuses {what}: {}; {problem}",
@@ -257,7 +262,7 @@ fn definitive(what: &str, status: &Status) -> Option<Failure> {
     )]
     match status.code() {
         Code::NotFound => Some(Failure::NotFound),
-        Code::InvalidArgument if status.message().contains(OLD_TOKEN) => None,
+        Code::InvalidArgument if says(OLD_TOKEN) || (has_credentials && says(NO_TOKEN)) => None,
         Code::PermissionDenied => refused("grant the user a role that may read and write it"),
         Code::InvalidArgument => refused("check etcd.credentials and the size of the entry"),
         _ => None,
@@ -304,12 +309,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_token_is_no_refusal() {
-        let is_definitive = |status: Status| definitive("putting a", &status).is_some();
-        let old = Status::invalid_argument("etcdserver: revision of auth store is old");
-        assert!(!is_definitive(old));
-        let large = Status::invalid_argument("etcdserver: request is too large");
-        assert!(is_definitive(large));
+    fn a_request_is_sent_again_if_a_new_token_helps() {
+        let is_definitive = |message: &str, has_credentials| {
+            let status = Status::invalid_argument(format!("etcdserver: {message}"));
+            definitive("putting a", &status, has_credentials).is_some()
+        };
+        for has_credentials in [true, false] {
+            assert!(!is_definitive(OLD_TOKEN, has_credentials));
+            assert!(is_definitive("request is too large", has_credentials));
+            assert_eq!(is_definitive(NO_TOKEN, has_credentials), !has_credentials);
+        }
     }
 
     /// So the last line never says that discovery cannot be watched when it can.

@@ -59,6 +59,19 @@ async fn a_user_with_the_right_password_gets_in_and_again_after_a_restart() {
     assert_eq!(discovery.get("genset/").await.unwrap().len(), 2);
 }
 
+/// So that authentication can be enabled while a fleet runs.
+#[tokio::test]
+async fn credentials_are_used_as_soon_as_etcd_requires_them() {
+    let server = EtcdServer::start().await;
+    let discovery = connect_as(&server, "worker", PASSWORD).await;
+    let lease = leased(&discovery, "genset/a", "x").await;
+    let users = ["root", "worker"];
+    let admin = server.admin();
+    admin.enable_users(&users, PASSWORD, "genset/").await;
+    lease.put(entry("genset/b", "y")).await.unwrap();
+    assert_eq!(discovery.get("genset/").await.unwrap().len(), 2);
+}
+
 #[tokio::test]
 async fn what_a_user_may_not_do_is_an_error_that_says_so_without_the_password() {
     let server = server_with_users().await;
