@@ -7,9 +7,10 @@ use crate::load::{MemoryEstimate, OpenModel, Quantization, WeightOptions};
 /// The memory that the model would take on the CPU.
 #[must_use]
 pub fn memory(model: &OpenModel) -> MemoryEstimate {
-    model.memory(&WeightOptions {
+    let options = WeightOptions {
         device: Device::Cpu,
         dtype: DType::F32,
         quantization: Quantization::Q8_0,
-    })
+    };
+    model.memory(&options, 512)
 }

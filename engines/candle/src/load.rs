@@ -45,6 +45,7 @@ use self::packed::Scheme;
 use self::place::Place;
 use self::safetensors::SafetensorsFolder;
 use self::tensors::RawTensor;
+use self::weights::to_u64;
 use crate::error::{Bytes, LoadError};
 use crate::model::config::ModelConfig;
 
@@ -256,10 +257,16 @@ impl OpenModel {
         ModelWeights::new(self, options, Box::new(progress))
     }
 
-    /// The memory that the model will take on the device, before anything is allocated.
+    /// The memory that the model will take on the device with steps of `step_tokens`, before anything is allocated.
     #[must_use]
-    pub fn memory(&self, options: &WeightOptions) -> MemoryEstimate {
-        MemoryEstimate::new(self, options)
+    pub fn memory(&self, options: &WeightOptions, step_tokens: usize) -> MemoryEstimate {
+        let numbers = self.config.step_numbers_per_token();
+        let bytes = numbers
+            .saturating_mul(step_tokens)
+            .saturating_mul(options.dtype.size_in_bytes());
+        let mut estimate = MemoryEstimate::new(self, options);
+        estimate.workspace = estimate.workspace.max(to_u64(bytes));
+        estimate
     }
 
     /// The place of the tensor in the files; `None` if they have no equivalent.

@@ -231,8 +231,10 @@ impl RealLoader {
                 it.kv_bytes_per_block(block_size, dtype.size_in_bytes())
             }),
         };
-        let memory = open.memory(options);
-        let memory = match speculation.and_then(|it| it.memory(options)) {
+        let all_tokens = wanted.max_num_seqs.saturating_mul(wanted.context_length);
+        let step_tokens = limits.max_num_batched_tokens.min(all_tokens);
+        let memory = open.memory(options, step_tokens);
+        let memory = match speculation.and_then(|it| it.memory(options, step_tokens)) {
             Some(other) => memory.beside(other),
             None => memory,
         };

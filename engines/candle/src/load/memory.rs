@@ -78,7 +78,7 @@ impl MemoryEstimate {
                 Bytes(available - self.total())
             )
         } else {
-            "--quantize q4_k makes weights smaller, if the files are not quantized already; otherwise take a smaller model"
+            "a smaller --max-num-batched-tokens makes a step smaller, and --quantize q4_k the weights, if the files are not quantized already; otherwise take a smaller model"
                 .to_owned()
         };
         Err(LoadError::NotEnoughMemory {

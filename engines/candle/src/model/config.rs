@@ -59,6 +59,15 @@ pub struct ModelConfig {
     pub is_tied: bool,
 }
 
+impl ModelConfig {
+    /// Numbers that a step holds at once per token: a layer's activations, and its keys and values.
+    pub(crate) fn step_numbers_per_token(&self) -> usize {
+        let hidden = self.hidden_size.max(self.num_heads * self.head_dim);
+        let kv = 2 * self.num_kv_heads * self.head_dim;
+        8 * hidden + 3 * self.intermediate_size + kv
+    }
+}
+
 /// The experts of a layer, and how the router chooses among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Experts {

@@ -44,19 +44,13 @@ impl BackboneConfig {
 
     /// Numbers that a step holds at once per token: a layer's activations, and one layer's keys and values.
     pub(crate) fn step_numbers_per_token(&self) -> usize {
-        let (hidden, inner, kv) = match self {
-            Self::Encoder(config) => (
-                config.hidden_size,
-                config.intermediate_size,
-                2 * config.hidden_size,
-            ),
-            Self::Decoder(config) => (
-                config.hidden_size.max(config.num_heads * config.head_dim),
-                config.intermediate_size,
-                2 * config.num_kv_heads * config.head_dim,
-            ),
-        };
-        8 * hidden + 3 * inner + kv
+        match self {
+            Self::Encoder(config) => {
+                let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+                10 * hidden + 3 * inner
+            }
+            Self::Decoder(config) => config.step_numbers_per_token(),
+        }
     }
 
     /// The size of the vocabulary.

@@ -62,9 +62,14 @@ impl OpenSpeculation {
         self.draft_model.is_none()
     }
 
-    /// The draft model's memory, if there is one.
-    pub(super) fn memory(&self, options: &WeightOptions) -> Option<MemoryEstimate> {
-        self.draft_model.as_ref().map(|draft| draft.memory(options))
+    /// The draft model's memory with steps of `step_tokens`, if there is one.
+    pub(super) fn memory(
+        &self,
+        options: &WeightOptions,
+        step_tokens: usize,
+    ) -> Option<MemoryEstimate> {
+        let draft = self.draft_model.as_ref()?;
+        Some(draft.memory(options, step_tokens))
     }
 
     /// Bytes of a KV block of the draft model.

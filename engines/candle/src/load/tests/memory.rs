@@ -29,7 +29,7 @@ fn estimate() -> MemoryEstimate {
 fn weights_are_counted_in_the_form_they_are_kept_in() {
     let folder = tiny("q8_0");
     let open = OpenModel::open(folder.path()).unwrap();
-    let of = |quantization| open.memory(&options(quantization)).weights;
+    let of = |quantization| open.memory(&options(quantization), 512).weights;
     let elements: usize = plan(&open.config)
         .iter()
         .map(|tensor| tensor.shape.iter().product::<usize>())
@@ -45,8 +45,20 @@ fn weights_are_counted_in_the_form_they_are_kept_in() {
     assert!(of(Quantization::Q4K) < of(Quantization::Q6K));
     // Weights that are quantized in the file stay so, whatever is requested.
     let file = OpenModel::open(&folder.path().join("model.gguf")).unwrap();
-    let weights = file.memory(&options(Quantization::None)).weights;
+    let weights = file.memory(&options(Quantization::None), 512).weights;
     assert_eq!(weights, of(Quantization::Q8_0));
+}
+
+#[test]
+fn a_step_takes_memory_for_its_tokens() {
+    let folder = tiny("q8_0");
+    let open = OpenModel::open(folder.path()).unwrap();
+    let of = |tokens| open.memory(&options(Quantization::Q8_0), tokens).workspace;
+    assert_eq!((of(0), of(16)), (256 << 20, 256 << 20));
+    // The gate and up products of the feed-forward block, in f32.
+    let products = 2 * open.config.intermediate_size * 4 * (1 << 20);
+    assert!(of(1 << 20) > u64::try_from(products).unwrap());
+    assert_eq!(of(usize::MAX), u64::MAX);
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn packed_weights_become_the_smallest_type_that_is_exact() {
 fn the_estimate_counts_what_weights_become() {
     let of = |name: &str| {
         let open = OpenModel::open(&reference(name)).unwrap();
-        open.memory(&options(Quantization::None)).weights
+        open.memory(&options(Quantization::None), 512).weights
     };
     // Models of the same sizes and kind.
     assert!(of("gptq") < of("awq") && of("awq") < of("fp8-rows") / 2);

@@ -58,7 +58,7 @@ fn parts_answer_as_the_whole_does() {
     assert_eq!(open.name, "model");
     let of_whole = OpenModel::open(&whole).unwrap();
     let options = options(Quantization::Q8_0);
-    assert_eq!(open.memory(&options), of_whole.memory(&options));
+    assert_eq!(open.memory(&options, 512), of_whole.memory(&options, 512));
 }
 
 #[test]
