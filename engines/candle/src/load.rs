@@ -163,13 +163,17 @@ impl OpenModel {
         let checkout = config::read(&config_path, &text)?;
         let config = checkout.config;
         check_tokenizer(path, config.vocab_size)?;
+        let mut files = SafetensorsFolder::open(path)?;
+        if checkout.is_multimodal {
+            files.name_as_language_model();
+        }
         Ok(Self {
             name: folder_name(path),
             config,
             path: path.to_owned(),
             architecture: checkout.gguf_name.to_owned(),
             source: Source::Folder {
-                files: SafetensorsFolder::open(path)?,
+                files,
                 naming: checkout.naming,
                 packed: checkout.packed,
             },

@@ -1,6 +1,7 @@
 //! Reads [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
 
 mod experts;
+mod multimodal;
 mod required;
 pub(crate) mod rope;
 
@@ -132,15 +133,20 @@ pub(crate) struct Checkout {
     pub(crate) naming: Naming,
     /// The packing of weights that are not plain floats.
     pub(crate) packed: Option<Scheme>,
+    /// Whether it is the language model of a model that also takes images.
+    pub(crate) is_multimodal: bool,
 }
 
-/// Reads a `config.json`; errors name `path`.
+/// Reads a `config.json`; errors name `path`. Of a model that also takes images, it reads the language model's part.
 ///
 /// # Errors
 /// A key is missing, out of its range, or requests something that the decoder does not support.
 pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     let value: Value =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
+    let language_model = multimodal::language_model(&value);
+    let is_multimodal = language_model.is_some();
+    let value = language_model.unwrap_or(value);
     let (family, gguf_name) = architecture(path, &value)?;
     check_required(path, &value)?;
     let raw: Raw = serde_json::from_value(value).map_err(|error| LoadError::broken(path, error))?;
@@ -152,6 +158,7 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
         config,
         gguf_name,
         naming: family.naming(),
+        is_multimodal,
     })
 }
 

@@ -53,6 +53,13 @@ impl SafetensorsFolder {
         Ok(folder)
     }
 
+    /// Gives the tensors of a multimodal model's language model the names that they have in a model without images.
+    pub(crate) fn name_as_language_model(&mut self) {
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        let renamed = tensors.map(|(name, entry)| (name.replacen("language_model.", "", 1), entry));
+        self.tensors = renamed.collect();
+    }
+
     fn add(&mut self, file: MappedFile) -> Result<(), LoadError> {
         let broken = |error: safetensors::SafeTensorError| LoadError::broken(file.path(), error);
         let parsed = SafeTensors::deserialize(&file).map_err(broken)?;

@@ -167,6 +167,37 @@ fn gemma_has_scales_caps_and_windows() {
 }
 
 #[test]
+fn a_model_of_images_has_the_sizes_of_its_language_model() {
+    let of = |changes: &Value| {
+        let config = json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"hidden_size": 9},
+            "quantization_config": {"quant_method": "fp8"},
+            "text_config": {
+                "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+                "num_hidden_layers": 34, "sliding_window": 1024,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            },
+        });
+        let config = with(config, changes).to_string();
+        read(Path::new("config.json"), config.as_bytes())
+    };
+    let checkout = of(&json!({})).unwrap();
+    assert!(checkout.is_multimodal && checkout.packed.is_some());
+    let config = checkout.config;
+    let sizes = [config.vocab_size, config.context_length, config.hidden_size];
+    assert_eq!(sizes, [262_208, 131_072, 2560]);
+    let heads = [config.num_heads, config.num_kv_heads, config.head_dim];
+    assert_eq!(heads, [8, 4, 256]);
+    // Another language model than the architecture usually has.
+    let other = json!({"architectures": ["Mistral3ForConditionalGeneration"]});
+    let error = of(&other).unwrap_err().to_string();
+    assert!(
+        error.contains("Mistral3ForConditionalGeneration is not supported"),
+        "{error}"
+    );
+}
+
+#[test]
 fn rotary_scaling_is_read_in_the_ways_of_both_versions() {
     let (llama3, _) = read_reference("llama3");
     let expected = RopeScaling::Llama3 {

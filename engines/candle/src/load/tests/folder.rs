@@ -99,6 +99,37 @@ fn shards_are_one_model() {
     assert_eq!(logits(copy.path(), Quantization::None), whole);
 }
 
+/// With the names of tensors that both versions of `transformers` write.
+#[test]
+fn the_language_model_of_a_model_of_images_is_read() {
+    for (name, architecture) in [
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("mistral", "Mistral3ForConditionalGeneration"),
+    ] {
+        let alone = logits(&reference(name), Quantization::None);
+        for (layers, head) in [
+            ("language_model.model.", "language_model.lm_head."),
+            ("model.language_model.", "lm_head."),
+        ] {
+            let copy = changed(name, |tensors| {
+                let renamed = tensors.drain().map(|(name, tensor)| {
+                    let name = match name.strip_prefix("model.") {
+                        Some(rest) => format!("{layers}{rest}"),
+                        None => name.replace("lm_head.", head),
+                    };
+                    (name, tensor)
+                });
+                *tensors = renamed.collect();
+            });
+            let path = copy.path().join(CONFIG);
+            let own: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            let whole = json!({"architectures": [architecture], "text_config": own});
+            fs::write(&path, whole.to_string()).unwrap();
+            assert_eq!(logits(copy.path(), Quantization::None), alone, "{name}");
+        }
+    }
+}
+
 #[test]
 fn a_whole_file_comes_before_an_index_that_does_not_name_it() {
     let whole = logits(&reference("llama"), Quantization::None);
