@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext, handles::LoadPublisher,
+    log_limit::OncePerMinute,
 };
 use genset_scheduler::Stats;
 use tokio::sync::mpsc;
@@ -63,6 +64,7 @@ pub(super) fn serve(
         load: start.load.clone(),
         health: start.health.clone(),
         prompt_tokens: 0,
+        logged: OncePerMinute::default(),
     };
     // If the receiver is gone, nobody can send a command, and there is nothing to do.
     if ready.send(Ok(Serving { told, config })).is_ok() {
@@ -78,6 +80,8 @@ struct EmbeddingCore {
     load: LoadPublisher,
     health: HealthReporter,
     prompt_tokens: u64,
+    /// Limits the log about steps that fail.
+    logged: OncePerMinute,
 }
 
 impl EmbeddingCore {
@@ -154,7 +158,9 @@ impl EmbeddingCore {
     }
 
     fn fail_step(&mut self, problem: &ForwardError) -> ControlFlow<()> {
-        tracing::error!(%problem, "the model failed to compute a step");
+        if let Some(unlogged) = self.logged.unlogged("step") {
+            tracing::error!(%problem, unlogged, "the model failed to compute a step; further ones are only counted for a minute");
+        }
         self.metrics.failed_step();
         self.queue.fail(&EngineError::internal(
             "the model failed to compute a step of this request; see the worker's log",

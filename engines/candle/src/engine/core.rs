@@ -60,7 +60,7 @@ pub(crate) struct Core {
     buffers: blocks::Buffers,
     /// A KV block outside the scheduler's pool, for [`Core::ask_model`].
     spare_block: usize,
-    /// Limits the log: with too few blocks, each long request would write a line.
+    /// Limits the log about requests that fail or are ended.
     logged: OncePerMinute,
 }
 
@@ -293,7 +293,7 @@ impl Core {
                 self.scheduler.cancel(choosing.id);
                 let error = match unchosen {
                     Unchosen::Logits(error) => {
-                        tracing::error!(%error, "a request failed in sampling");
+                        self.log_failed("logits", &error);
                         // The KV blocks may be the cause of the bad logits, so no other sequence must reuse them.
                         self.scheduler.clear_prefix_cache();
                         error
@@ -304,7 +304,7 @@ impl Core {
                         error
                     }
                     Unchosen::Guide(error) => {
-                        tracing::error!(%error, "a request failed in sampling");
+                        self.log_failed("guide", &error);
                         error
                     }
                 };
@@ -314,6 +314,12 @@ impl Core {
                     end: Some(Err(error)),
                 }
             }
+        }
+    }
+
+    fn log_failed(&self, reason: &'static str, error: &EngineError) {
+        if let Some(unlogged) = self.logged.unlogged(reason) {
+            tracing::error!(%error, unlogged, "a request failed in sampling; further ones are only counted for a minute");
         }
     }
 
@@ -377,7 +383,9 @@ impl Core {
         choosing: Vec<Choosing>,
         problem: &ForwardError,
     ) -> ControlFlow<(), bool> {
-        tracing::error!(%problem, sequences = rows.len(), "the model failed to compute a step");
+        if let Some(unlogged) = self.logged.unlogged("step") {
+            tracing::error!(%problem, sequences = rows.len(), unlogged, "the model failed to compute a step; further ones are only counted for a minute");
+        }
         self.outlets.metrics.failed_step();
         self.requests.extend(
             choosing
