@@ -13,10 +13,11 @@ use crate::load::config::{self as decoder, single};
 use crate::model::{BackboneConfig, EncoderConfig, EncoderFamily, Nonlinearity, Positions};
 
 /// The supported encoder architectures, without their heads.
-const ENCODERS: [(&str, Kind); 4] = [
+const ENCODERS: [(&str, Kind); 5] = [
     ("Bert", Kind::Bert),
     ("Roberta", Kind::Roberta),
     ("XLMRoberta", Kind::Roberta),
+    ("Camembert", Kind::Roberta),
     ("ModernBert", Kind::ModernBert),
 ];
 
@@ -28,10 +29,11 @@ const ON_IT: [(&str, Purpose); 3] = [
 ];
 
 /// The architectures that errors list.
-const KNOWN: [&str; 5] = [
+const KNOWN: [&str; 6] = [
     "BertModel",
     "RobertaModel",
     "XLMRobertaModel",
+    "CamembertModel",
     "ModernBertModel",
     "Qwen3Model",
 ];

@@ -118,6 +118,7 @@ fn tensors_may_have_the_prefix_of_a_model_with_a_head() {
     for (name, architecture, prefix) in [
         ("bert", "BertForMaskedLM", "bert."),
         ("xlm-roberta", "XLMRobertaForMaskedLM", "roberta."),
+        ("xlm-roberta", "CamembertForMaskedLM", "roberta."),
         ("modernbert", "ModernBertForMaskedLM", "model."),
     ] {
         let folder = copy_of_encoder(name);

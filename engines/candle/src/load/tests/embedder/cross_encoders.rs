@@ -38,6 +38,18 @@ fn checkouts_with_a_classifier_score_and_others_embed() {
     assert_eq!(open.max_tokens, 150, "of tokenizer_config.json");
 }
 
+/// CamemBERT is RoBERTa with another vocabulary.
+#[test]
+fn camemberts_are_robertas() {
+    let expected = OpenEmbedder::open(&encoder("xlm-roberta-scores")).unwrap();
+    let folder = copy_of_encoder("xlm-roberta-scores");
+    let named = json!("CamembertForSequenceClassification");
+    set(&folder, CONFIG, "/architectures/0", named);
+    let open = OpenEmbedder::open(folder.path()).unwrap();
+    let described = |open: OpenEmbedder| (open.purpose, open.backbone, open.head, open.max_tokens);
+    assert_eq!(described(open), described(expected));
+}
+
 #[test]
 fn the_checkout_says_what_becomes_of_the_number_and_else_it_is_the_sigmoid() {
     for (name, activation) in [
