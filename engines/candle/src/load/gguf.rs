@@ -95,7 +95,8 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
     if let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) {
         return expert_place(expert, experts, config);
     }
-    let rows = row_order(name, config, matches!(architecture, "llama" | "smollm3"));
+    let is_paired = matches!(architecture, "llama" | "smollm3" | "mistral3");
+    let rows = row_order(name, config, is_paired);
     if architecture == "phi3"
         && let Some((layer, module, kind)) = of_layer(name)
         && let Some((own, part)) = names::FUSED.part(module, config)

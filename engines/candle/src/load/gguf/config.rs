@@ -12,9 +12,9 @@ use crate::load::config::rope::{context_length, yarn_amplitude};
 use crate::load::config::{self, attention_scale};
 use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
-/// The supported architectures of GGUF files; files of Mistral and Mixtral say llama.
-const ARCHITECTURES: [&str; 8] = [
-    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3",
+/// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
+const ARCHITECTURES: [&str; 9] = [
+    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
 ];
 
 /// The default base of rotary frequencies.
@@ -155,6 +155,10 @@ pub(crate) fn read(
     metadata: Metadata<'_>,
     frequencies: Option<Vec<f32>>,
 ) -> Result<ModelConfig, LoadError> {
+    let key = "attention.temperature_scale";
+    if let Some(scale) = metadata.float(key)?.filter(|scale| *scale != 0.0) {
+        return metadata.unsupported(key, scale, "it must be 0; Ministral 3 has it");
+    }
     let experts = experts(metadata)?;
     let hidden_size = metadata.required_size("embedding_length")?;
     let num_heads = metadata.required_size("attention.head_count")?;

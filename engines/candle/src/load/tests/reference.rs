@@ -24,6 +24,18 @@ fn a_gguf_file_answers_as_the_checkout_does() {
 }
 
 #[test]
+fn newer_files_of_mistral_small_are_those_of_mistral() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut open = OpenModel::open(&reference("mistral")).unwrap();
+    open.architecture = "mistral3".to_owned();
+    write_gguf(&open, &path, GgmlDType::F32);
+    let expected = logits(&reference("mistral"), Quantization::None);
+    let difference = largest_difference(&expected, &logits(&path, Quantization::None));
+    assert!(difference < 1e-4, "{difference}");
+}
+
+#[test]
 fn halves_are_read_from_gguf_files_too() {
     for (kind, most) in [(GgmlDType::F16, 1e-3), (GgmlDType::BF16, 1e-6)] {
         let (_folder, path) = as_gguf("llama", kind);
