@@ -2,10 +2,16 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The cargo that runs this program, called from `dir` as a user would: without the variables that it set for this program's
 /// package. Build scripts depend on them (that of `ring` does), so half of everything would be rebuilt each time.
@@ -67,6 +73,57 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
+/// Waits for a program. Kills it after `limit`, with everything that it began; the status is then `None`.
+///
+/// # Errors
+/// The system does not say how it ended.
+pub(crate) fn wait_within(program: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let root = program.id();
+    let (sender, ended) = sync_channel(1);
+    thread::scope(|scope| {
+        scope.spawn(move || drop(sender.send(program.wait())));
+        match ended.recv_timeout(limit) {
+            Ok(status) => status.map(Some),
+            Err(_) => {
+                kill_all(root);
+                Ok(None)
+            }
+        }
+    })
+}
+
+/// Kills a process and its descendants, whose process groups may be their own. Those whose parent has ended are not found.
+fn kill_all(root: u32) {
+    let parents = parents();
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        let children = parents.iter().filter(|(_, of)| *of == parent);
+        found.extend(children.map(|(process, _)| *process));
+        next += 1;
+    }
+    for process in found {
+        if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
+            // One that has ended needs no signal.
+            let _ = kill_process(process, Signal::KILL);
+        }
+    }
+}
+
+/// Each process of the machine, with its parent.
+fn parents() -> Vec<(u32, u32)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let parent = |entry: fs::DirEntry| {
+        let process: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // After the name, which may have spaces: the state, then the parent.
+        let (_, rest) = stat.rsplit_once(')')?;
+        let parent = rest.split_whitespace().nth(1)?.parse().ok()?;
+        Some((process, parent))
+    };
+    entries.filter_map(parent).collect()
+}
+
 /// The command as a person would type it: the program without its folder, then the arguments.
 fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
@@ -79,12 +136,32 @@ fn shown(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
 
     #[test]
     fn failure_names_the_command_and_its_status() {
         let error = run(&mut Command::new("false")).unwrap_err().to_string();
         assert_eq!(error, "`false` failed (exit status: 1)");
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_killed_with_what_it_began() {
+        let script = "setsid sleep infinity & echo; wait";
+        let mut program = Command::new("sh")
+            .args(["-c", script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = program.stdout.take().unwrap();
+        output.read_exact(&mut [0]).unwrap();
+        assert_eq!(wait_within(&mut program, Duration::ZERO).unwrap(), None);
+        // Its child has the same end of the pipe, which is closed once both are gone.
+        assert_eq!(output.read(&mut [0]).unwrap(), 0);
+        let mut short = Command::new("true").spawn().unwrap();
+        let status = wait_within(&mut short, Duration::from_secs(600)).unwrap();
+        assert!(status.unwrap().success());
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! A program that fails beside others runs once more, alone, when the others are done. If it names its failed tests, only those
 //! run, one at a time; otherwise the whole program. If it fails again, the run fails. If it passes, one of its tests does not
 //! tolerate load: the run says so at its end, keeps the log, and continues.
+//!
+//! A program that does not end within [`LIMIT`] is killed, with everything that it began, and has failed: tests of Rust have no
+//! time limit of their own.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -13,9 +16,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 
+use crate::process::wait_within;
 use crate::stopwatch::Stopwatch;
 
 /// A program to run.
@@ -87,12 +92,15 @@ pub(crate) struct Flaky {
 /// How many programs may fail beside others before the run gives up: more failures have a lasting cause.
 const MOST_FAILURES: usize = 3;
 
+/// How long a program may run: four times as long as the longest takes on two cores, beside others.
+const LIMIT: Duration = Duration::from_secs(60 * 60);
+
 /// Runs all jobs, `lanes` of the others at a time, with their logs in the folder `logs`. Retries a job that failed beside others
 /// at the end, alone. After a failure alone, or more than [`MOST_FAILURES`], starts no more jobs and waits for those that run.
 ///
 /// # Errors
-/// A job cannot be started, or does not exit with 0 when it runs alone. The error names the job, the command that repeats it, and
-/// its log, which is also written to stderr. Also if not all tests of a retry were run.
+/// A job cannot be started, or does not exit with 0 within [`LIMIT`] when it runs alone. The error names the job, the command that
+/// repeats it, and its log, which is also written to stderr. Also if not all tests of a retry were run.
 pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outcome> {
     fs::create_dir_all(logs).with_context(|| format!("cannot create {}", logs.display()))?;
     let mut outcome = Outcome::default();
@@ -176,23 +184,50 @@ fn perform(job: &mut Job, logs: &Path, ending: &str) -> anyhow::Result<Done> {
         .stdout(file.try_clone()?)
         .stderr(file);
     let name = job.name.clone();
-    let status = job.command.status();
-    let status = status.with_context(|| format!("cannot run {name}"))?;
+    let ended = job.command.spawn();
+    let ended = ended.and_then(|mut program| wait_within(&mut program, LIMIT));
+    let status = ended.with_context(|| format!("cannot run {name}"))?;
     let took = watch.to_string();
-    if status.success() {
+    if status.is_some_and(|status| status.success()) {
         eprintln!("{took:>14}  {name}");
         return Ok(Done { name, took });
     }
     let written = fs::read(&log).unwrap_or_default();
-    eprintln!(
-        "==> what {name} wrote:\n{}\n<== {name} failed",
-        String::from_utf8_lossy(&written)
-    );
+    let written = String::from_utf8_lossy(&written);
+    eprintln!("==> what {name} wrote:\n{written}\n<== {name} failed");
+    let how = match status {
+        Some(status) => status.to_string(),
+        None => killed(&unfinished_tests(&written)),
+    };
     let repeat = &job.repeat;
     let log = log.display();
     bail!(
-        "{name} failed after {took} ({status}); its log is {log}. Repeat it alone with:\n    {repeat}"
+        "{name} failed after {took} ({how}); its log is {log}. Repeat it alone with:\n    {repeat}"
     )
+}
+
+/// How a program ended that took too long, with the tests that were running.
+fn killed(tests: &[String]) -> String {
+    match tests {
+        [] => "it did not end, and was killed".to_owned(),
+        tests => format!("it was killed; what did not end: {}", tests.join(", ")),
+    }
+}
+
+/// The tests without a result in a log, as far as Rust's test harness names them: those that take longer than a minute, and the
+/// one that runs alone.
+fn unfinished_tests(log: &str) -> Vec<String> {
+    let long = log.lines().filter_map(|line| {
+        let (name, _) = (line.strip_prefix("test ")?).split_once(" has been running for over ")?;
+        Some(name)
+    });
+    let has_result = |name: &str| log.contains(&format!("test {name} ... "));
+    let long = long.filter(|name| !has_result(name));
+    let alone = log.lines().last().and_then(|line| {
+        let name = line.strip_prefix("test ")?.strip_suffix(" ... ")?;
+        Some(name)
+    });
+    long.chain(alone).map(str::to_owned).collect()
 }
 
 /// The tests in the last list of failures of a log, as Rust's test harness writes it.
@@ -437,6 +472,20 @@ mod tests {
             error.starts_with("program did not pass the 1 tests"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn tests_without_a_result_are_those_that_did_not_end() {
+        let beside = "running 3 tests\ntest a::ends ... ok\ntest a::b has been running for over 60 seconds\n\
+                      test c has been running for over 60 seconds\ntest c ... FAILED\n";
+        assert_eq!(unfinished_tests(beside), ["a::b"]);
+        let alone = "running 2 tests\ntest a ... ok\ntest b ... ";
+        assert_eq!(unfinished_tests(alone), ["b"]);
+        assert_eq!(
+            killed(&unfinished_tests(alone)),
+            "it was killed; what did not end: b"
+        );
+        assert_eq!(unfinished_tests("test a ... ok\n"), [""; 0]);
     }
 
     #[test]
