@@ -23,9 +23,9 @@ use genset_runtime::{Runtime, Signals};
 use serde_json::{Value, json};
 
 use self::chat::Chat;
-use self::question::{Asker, CONTINUATION_TOKENS};
+use self::question::{Asker, CONTINUATION_TOKENS, goes_on};
 use self::screen::Screen;
-use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
+use crate::args::{EngineKind, InputKind, OutputKind, RunConfig, quoted};
 
 /// The mark with which editors on Windows begin a UTF-8 file. It is not part of the text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
@@ -76,20 +76,39 @@ pub(crate) fn complain(error: impl Display) {
 pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &ServedModel) -> String {
     let url = url_of(config, server);
     let (path, body) = request_shown(config, model);
+    let key = match key_shown(config) {
+        Some(header) => format!("    -H '{header}' \\\n"),
+        None => String::new(),
+    };
     format!(
-        "model {} (out={})\nlistening on {url}\n{}\nTry:\n  curl -N {url}{path} \\\n    \
-         -H 'Content-Type: application/json' \\\n    -d '{body}'\n",
+        "model {} (out={})\nlistening on {url}\n{}\nTry:\n  curl -N {url}{path} \\\n{key}    \
+         -H 'Content-Type: application/json' \\\n    -d {}\n",
         model.card.name,
         config.output.word(),
         pages(config, &url),
+        quoted(&body.to_string()),
     )
+}
+
+/// The header that a server with keys requires.
+fn key_shown(config: &RunConfig) -> Option<&'static str> {
+    let has_keys = config.frontend.api_keys.is_some();
+    has_keys.then_some("Authorization: Bearer KEY")
 }
 
 /// An example request that the model answers.
 fn request_shown(config: &RunConfig, model: &ServedModel) -> (&'static str, Value) {
     let name = &model.card.name;
-    let offered = &model.card.endpoint_types;
-    if offered.contains(&EndpointType::Chat) || offered.contains(&EndpointType::Completions) {
+    let offers = |endpoint| model.card.endpoint_types.contains(&endpoint);
+    if offers(EndpointType::Completions) && (goes_on(model) || !offers(EndpointType::Chat)) {
+        let body = json!({
+            "model": name,
+            "stream": true,
+            "prompt": "The capital of France is",
+            "max_tokens": 16,
+        });
+        ("/v1/completions", body)
+    } else if offers(EndpointType::Chat) {
         let mut body = json!({
             "model": name,
             "stream": true,
@@ -99,7 +118,7 @@ fn request_shown(config: &RunConfig, model: &ServedModel) -> (&'static str, Valu
             body["max_tokens"] = json!(16);
         }
         ("/v1/chat/completions", body)
-    } else if offered.contains(&EndpointType::Embeddings) {
+    } else if offers(EndpointType::Embeddings) {
         let body = json!({"model": name, "input": ["The cat sat on the mat."]});
         ("/v1/embeddings", body)
     } else {
@@ -128,8 +147,12 @@ fn pages(config: &RunConfig, url: &str) -> String {
 /// The message when the server listens but knows no model yet.
 pub(crate) fn banner_without_model(config: &RunConfig, server: &FrontendServer) -> String {
     let url = url_of(config, server);
+    let key = match key_shown(config) {
+        Some(header) => format!("-H '{header}' "),
+        None => String::new(),
+    };
     format!(
-        "listening on {url}\n{}\n{}\n\nTry:\n  curl {url}/v1/models\n",
+        "listening on {url}\n{}\n{}\n\nTry:\n  curl {key}{url}/v1/models\n",
         pages(config, &url),
         waiting_for_workers(config)
     )

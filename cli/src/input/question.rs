@@ -159,15 +159,9 @@ impl Asker {
         Ok(answer.with_splitter(Splitter::of_objects(), Arc::default()))
     }
 
-    /// Whether the model continues the text instead of answering it: a base model without a chat template, or a model whose
-    /// engine reads only completions.
+    /// As [`goes_on`].
     pub(super) fn goes_on(&self) -> bool {
-        let card = &self.model.card;
-        if self.reads_bodies() {
-            return !card.endpoint_types.contains(&EndpointType::Chat);
-        }
-        let text = self.model.text.as_ref();
-        card.takes_tokens() && text.is_some_and(|text| text.template.is_none())
+        goes_on(&self.model)
     }
 
     async fn job(&self, messages: &[Value], fields: &Map<String, Value>) -> Result<Job, ApiError> {
@@ -234,6 +228,17 @@ impl Asker {
         body.insert("messages".into(), messages.into());
         body
     }
+}
+
+/// Whether a model continues the text instead of answering it: a base model without a chat template, or a model whose engine reads
+/// only completions.
+pub(super) fn goes_on(model: &ServedModel) -> bool {
+    let card = &model.card;
+    if card.capabilities.whole_bodies {
+        return !card.endpoint_types.contains(&EndpointType::Chat);
+    }
+    let text = model.text.as_ref();
+    card.takes_tokens() && text.is_some_and(|text| text.template.is_none())
 }
 
 /// The text of a conversation, one message per line.

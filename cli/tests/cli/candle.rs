@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
-use crate::support::{Server, genset, run, run_with, tiny_chat};
+use crate::support::{Server, base_model, genset, run, run_with, tiny_chat};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -256,16 +256,7 @@ async fn a_model_that_cannot_be_served_is_named_with_what_to_do() {
 #[tokio::test]
 async fn a_model_without_a_chat_template_goes_on_from_the_text() {
     let folder = tempfile::tempdir().expect("a folder");
-    let base = folder.path().join("base");
-    fs::create_dir(&base).expect("a folder");
-    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
-        fs::copy(tiny_chat().join(file), base.join(file)).expect("a copy");
-    }
-    let config = fs::read(tiny_chat().join("tokenizer_config.json")).expect("it is there");
-    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
-    let template = config["chat_template"].take();
-    assert!(template.is_string());
-    fs::write(base.join("tokenizer_config.json"), config.to_string()).expect("a file");
+    let base = base_model(folder.path());
     let base = base.to_str().expect("UTF-8");
     let prompt = "The capital of France";
     let server = Server::start(&["out=candle", base]).await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use rustix::process::Signal;
 
 use crate::fleet::Fleet;
-use crate::support::{Server, done_events, finish_reason, text_of, tiny_chat};
+use crate::support::{Server, base_model, done_events, finish_reason, run, text_of, tiny_chat};
 
 /// The banner's `curl` command, as the address, path and body that it would send.
 async fn command_shown(server: &mut Server) -> (String, String) {
@@ -43,6 +43,34 @@ async fn the_command_that_the_banner_shows_gets_a_streamed_answer() {
         assert_eq!(text.contains("the capital of France"), is_echo, "{text}");
         server.stop().await;
     }
+}
+
+#[tokio::test]
+async fn the_command_that_the_banner_shows_suits_a_base_model_and_a_server_with_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = base_model(folder.path());
+    let words = [
+        "out=echo_core",
+        base.to_str().unwrap(),
+        "--token-echo-delay-ms=0",
+    ];
+    let mut server = Server::start(&words).await;
+    let (path, body) = command_shown(&mut server).await;
+    assert_eq!(path, "/v1/completions");
+    let response = server.post(&path, &body).await.response().await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    server.stop().await;
+
+    let made = run(&["key", "app"]).await.stdout;
+    let (_, lines) = made.split_once("--api-keys:\n\n").unwrap();
+    let keys = folder.path().join("keys.toml");
+    std::fs::write(&keys, lines).unwrap();
+    let words = ["out=sample", "--api-keys", keys.to_str().unwrap()];
+    let mut server = Server::start(&words).await;
+    server
+        .line_with("    -H 'Authorization: Bearer KEY' \\")
+        .await;
+    server.stop().await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Starts the binary, and has a minimal HTTP client.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -52,6 +52,22 @@ pub(crate) fn file(content: &str) -> NamedTempFile {
 /// The model folder of this repository.
 pub(crate) fn tiny_chat() -> PathBuf {
     repository("models/tiny-chat")
+}
+
+/// A copy of tiny-chat in a folder `base`, without the chat template, as base models have none.
+pub(crate) fn base_model(folder: &Path) -> PathBuf {
+    let base = folder.join("base");
+    std::fs::create_dir(&base).expect("a folder");
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        std::fs::copy(tiny_chat().join(file), base.join(file)).expect("a copy");
+    }
+    let config = std::fs::read(tiny_chat().join("tokenizer_config.json")).expect("it is there");
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    let template = config["chat_template"].take();
+    assert!(template.is_string());
+    let written = std::fs::write(base.join("tokenizer_config.json"), config.to_string());
+    written.expect("a file");
+    base
 }
 
 pub(crate) fn repository(path: &str) -> PathBuf {
