@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use genset_backend_common::EngineError;
-use genset_runtime::discovery::{InstanceRecord, all_instances};
+use genset_runtime::discovery::{Entry, InstanceRecord, all_instances};
 use genset_runtime::{EndpointName, InstanceId, LiveModel, ModelDirectory, Runtime};
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -50,8 +50,11 @@ pub(crate) fn models(args: &ModelsArgs) -> Result<u8, EngineError> {
 pub(super) async fn directory(runtime: &Runtime) -> Result<ModelDirectory, EngineError> {
     let directory = ModelDirectory::follow(runtime);
     let listed = runtime.discovery().get(all_instances()).await?;
-    // An empty listing would never change.
-    if !listed.is_empty() {
+    // Without a model, as of services in Python alone, the directory would never change.
+    let has_model = |entry: &Entry| {
+        InstanceRecord::try_from_entry(entry).is_ok_and(|record| record.card.is_some())
+    };
+    if listed.iter().any(has_model) {
         let _changed = timeout(FIND_TIMEOUT, directory.subscribe().changed()).await;
     }
     Ok(directory)
@@ -141,4 +144,32 @@ fn in_json(model: &LiveModel, user_data: &UserData) -> Value {
         "adapters": model.adapters.keys().collect::<Vec<_>>(),
         "left_out_workers": model.left_out.iter().map(left_out).collect::<Value>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_runtime::discovery::Address;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_models_that_no_instance_has() {
+        let runtime = Runtime::in_process();
+        let service = InstanceRecord {
+            endpoint: EndpointName::default(),
+            instance: InstanceId(1),
+            address: Address {
+                plane: "tcp".into(),
+                location: "127.0.0.1:1/1".into(),
+            },
+            card: None,
+            started_ms: 0,
+        };
+        let lease = runtime.discovery().lease().await.unwrap();
+        lease.put(service.to_entry().unwrap()).await.unwrap();
+        let begun = Instant::now();
+        directory(&runtime).await.unwrap();
+        assert_eq!(begun.elapsed(), std::time::Duration::ZERO);
+    }
 }
