@@ -145,12 +145,12 @@ async fn draw_on(fleet: &Fleet, interval: Duration) -> Result<(), EngineError> {
     }
 }
 
-/// Draws the lines that fit the screen.
+/// Draws what fits the screen.
 fn draw(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let (columns, rows) = terminal::size()?;
     queue!(out, cursor::MoveTo(0, 0))?;
-    for line in text.lines().take(rows.saturating_sub(1).into()) {
+    for line in fitting(text, rows.saturating_sub(1).into()) {
         let line: String = line.chars().take(columns.into()).collect();
         queue!(
             out,
@@ -161,6 +161,19 @@ fn draw(text: &str) -> std::io::Result<()> {
     }
     queue!(out, terminal::Clear(terminal::ClearType::FromCursorDown))?;
     out.flush()
+}
+
+/// The lines that fit so many rows. If not all do, the last one says so.
+fn fitting(text: &str, rows: usize) -> Vec<String> {
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    if lines.len() > rows {
+        let cut = lines.split_off(rows.saturating_sub(1));
+        lines.push(format!(
+            "... and {} lines more: --once prints all",
+            cut.len()
+        ));
+    }
+    lines
 }
 
 fn unwritable(error: std::io::Error) -> EngineError {
@@ -282,6 +295,14 @@ fn in_json(Seen { model, told }: &Seen) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_that_do_not_fit_are_counted() {
+        let text = "one\ntwo\nthree\n";
+        assert_eq!(fitting(text, 3), ["one", "two", "three"]);
+        let cut = "... and 2 lines more: --once prints all";
+        assert_eq!(fitting(text, 2), ["one", cut]);
+    }
 
     #[test]
     fn what_recent_requests_were_like_is_said_where_there_were_any() {
