@@ -252,10 +252,11 @@ async fn what_cannot_be_measured_is_named_with_what_to_do() {
 
     let allowed = bench(&[&[url.as_str(), "--api-key", key][..], &few].concat()).await;
     assert_eq!(allowed.code, Some(0), "{allowed:?}");
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["127.0.0.1:1", "--plot=/no/such/folder/x.svg"], "--plot: "),
         (&[&url], "--api-key: "),
         (&[&url, "--api-key=wrong"], "OPENAI_API_KEY"),
+        (&[&url, "--api-key=cut\n"], "--api-key: has a character"),
         (
             &[&url, "--api-key", key, "--model=nobody"],
             "but: tiny-chat",

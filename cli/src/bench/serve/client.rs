@@ -11,7 +11,7 @@ use bytes::Bytes;
 use genset_backend_common::EngineError;
 use genset_hub::without_password;
 use http_body::{Body, Frame, SizeHint};
-use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use reqwest::{RequestBuilder, Response};
 use tokio::time::Instant;
 
@@ -76,12 +76,17 @@ pub(super) struct Answer {
 
 impl Client {
     /// # Errors
-    /// `InvalidArgument` if this is not the URL of a server.
+    /// `InvalidArgument` if this is not the URL of a server, or no header can have the key.
     pub(super) fn try_new(
         url: &str,
         key: Option<String>,
         silence: Duration,
     ) -> Result<Self, EngineError> {
+        let is_sendable = |key: &String| HeaderValue::from_bytes(key.as_bytes()).is_ok();
+        if !key.as_ref().is_none_or(is_sendable) {
+            let problem = "has a character that no header can have, such as a line break";
+            return Err(EngineError::invalid_argument("--api-key", problem));
+        }
         let bad = |problem: String| EngineError::invalid_argument("URL", problem);
         // In text that is not a URL, a password cannot be told from the rest.
         let given = url.rsplit('@').next().unwrap_or_default();
