@@ -4,15 +4,22 @@
 
 mod load;
 
+use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::{EngineError, text_file::read_text};
 use genset_engine_mocker::MockerArgs;
 use genset_router::KvConfig;
-use genset_simulate::{Fault, Plan, Policy, simulate};
+use genset_simulate::{Fault, Plan, Policy, Report, simulate_counted};
 
+use crate::bench::progress::Progress;
 use crate::input::print;
 use crate::results;
 
@@ -27,6 +34,12 @@ Examples:
   genset simulate --faults faults.json       where the file has [{\"at_s\": 10, \"worker\": 0, \"do\": \"crash\"}]
 
 Exit codes: 0 done, 2 usage, or a file that cannot be read or written.";
+
+/// Longer runs show their progress.
+const PROGRESS_AFTER: Duration = Duration::from_secs(2);
+
+/// The interval between progress updates.
+const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// The largest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
@@ -100,7 +113,7 @@ pub(crate) fn perform(args: &SimulateArgs) -> Result<u8, EngineError> {
     if let Some(path) = &args.plot {
         results::check("--plot", path)?;
     }
-    let report = simulate(&plan)?;
+    let report = simulate_visibly(&plan)?;
     if args.json {
         print(&(report.json() + "\n"));
     } else {
@@ -110,6 +123,32 @@ pub(crate) fn perform(args: &SimulateArgs) -> Result<u8, EngineError> {
         results::write("--plot", path, &report.svg())?;
     }
     Ok(0)
+}
+
+/// Simulates, and shows the progress of a long run.
+fn simulate_visibly(plan: &Plan) -> Result<Report, EngineError> {
+    let all = plan.requests()?;
+    let ended: Arc<AtomicU64> = Arc::default();
+    let counted: &AtomicU64 = &ended;
+    let (over, is_over) = sync_channel(1);
+    thread::scope(|scope| {
+        scope.spawn(move || tell(counted, all, &is_over));
+        let report = simulate_counted(plan, &ended);
+        drop(over);
+        report
+    })
+}
+
+/// Shows how many of `all` requests have ended, until the other end of `is_over` is dropped.
+fn tell(ended: &AtomicU64, all: u64, is_over: &Receiver<Infallible>) {
+    let mut progress = None;
+    let mut pause = PROGRESS_AFTER;
+    while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        progress
+            .get_or_insert_with(|| Progress::of_rounds("simulating"))
+            .set(ended.load(Ordering::Relaxed), all);
+        pause = PROGRESS_EVERY;
+    }
 }
 
 impl SimulateArgs {

@@ -35,6 +35,6 @@ pub use plot::Curves;
 pub use policy::Policy;
 pub use quantiles::Quantiles;
 pub use report::{Report, Row};
-pub use run::{Plan, simulate};
+pub use run::{Plan, simulate, simulate_counted};
 pub use timeline::Moment;
 pub use trace::Trace;

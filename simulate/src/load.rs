@@ -127,6 +127,15 @@ impl Load {
         }
     }
 
+    /// The number of requests.
+    pub(crate) fn requests(&self) -> u64 {
+        match self {
+            Self::Synthetic(synthetic) => synthetic.requests,
+            Self::Single(single) => single.requests,
+            Self::Trace(trace) => trace.requests(),
+        }
+    }
+
     /// The name in reports.
     #[must_use]
     pub fn name(&self) -> &'static str {

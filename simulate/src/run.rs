@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -72,6 +73,15 @@ pub(crate) struct Tally {
 /// # Errors
 /// `InvalidArgument`, naming what is invalid in the plan; `Internal` if a worker did not start.
 pub fn simulate(plan: &Plan) -> Result<Report, EngineError> {
+    simulate_counted(plan, &Arc::default())
+}
+
+/// As [`simulate`]; adds every request that has ended, in all rows of the report, to `ended`. In the end there are
+/// [as many as planned](Plan::requests), without those of conversations that ended early.
+///
+/// # Errors
+/// Same as [`simulate`].
+pub fn simulate_counted(plan: &Plan, ended: &Arc<AtomicU64>) -> Result<Report, EngineError> {
     for (flag, count) in [("--workers", plan.workers), ("--frontends", plan.frontends)] {
         if count == 0 {
             return Err(EngineError::invalid_argument(flag, "must be at least 1"));
@@ -84,7 +94,7 @@ pub fn simulate(plan: &Plan) -> Result<Report, EngineError> {
         let engine = &engine;
         let threads: Vec<_> = runs
             .into_iter()
-            .map(|one| scope.spawn(move || simulate_one(plan, engine, one)))
+            .map(|one| scope.spawn(move || simulate_one(plan, engine, one, ended)))
             .collect();
         let joined = threads.into_iter().map(|thread| {
             let panicked = |_| EngineError::internal("a simulation panicked; please report it");
@@ -110,6 +120,15 @@ struct Run {
 }
 
 impl Plan {
+    /// The requests of all rows of the report together.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming what is invalid in the plan.
+    pub fn requests(&self) -> Result<u64, EngineError> {
+        let rows = u64::try_from(self.runs()?.len()).unwrap_or(u64::MAX);
+        Ok(rows.saturating_mul(self.load.requests()))
+    }
+
     /// The runs, one per row of the report.
     fn runs(&self) -> Result<Vec<Run>, EngineError> {
         let bad = |problem: String| EngineError::invalid_argument("--prefill-workers", problem);
@@ -137,7 +156,12 @@ impl Plan {
     }
 }
 
-fn simulate_one(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, EngineError> {
+fn simulate_one(
+    plan: &Plan,
+    engine: &MockerEngine,
+    one: Run,
+    ended: &Arc<AtomicU64>,
+) -> Result<Row, EngineError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -145,10 +169,15 @@ fn simulate_one(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Eng
         .map_err(|error| {
             EngineError::internal("the async runtime cannot be started").with_source(error)
         })?;
-    runtime.block_on(run(plan, engine, one))
+    runtime.block_on(run(plan, engine, one, ended))
 }
 
-async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, EngineError> {
+async fn run(
+    plan: &Plan,
+    engine: &MockerEngine,
+    one: Run,
+    ended: &Arc<AtomicU64>,
+) -> Result<Row, EngineError> {
     let Run {
         policy,
         prefill_workers,
@@ -159,6 +188,7 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
     let driver = Arc::new(Driver {
         frontends,
         tally: Mutex::default(),
+        ended: Arc::clone(ended),
         began: Instant::now(),
     });
     let tasks = TaskTracker::new();
@@ -211,6 +241,8 @@ async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
 struct Driver {
     frontends: Frontends,
     tally: Mutex<Tally>,
+    /// Counts the requests that have ended, also those of other runs.
+    ended: Arc<AtomicU64>,
     began: Instant,
 }
 
@@ -232,7 +264,9 @@ impl Driver {
             };
             let (layers, ctx) = (&*frontend.layers, RequestContext::new(id));
             let sent = self.began.elapsed();
-            match self.ask(layers, request, ctx, &mut prompt).await {
+            let answered = self.ask(layers, request, ctx, &mut prompt).await;
+            self.ended.fetch_add(1, Ordering::Relaxed);
+            match answered {
                 Ok(finished) => self.count(sent, &finished),
                 Err(error) => {
                     let mut tally = self.tally.lock();

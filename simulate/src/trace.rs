@@ -68,6 +68,10 @@ impl Load {
 }
 
 impl Trace {
+    pub(crate) fn requests(&self) -> u64 {
+        u64::try_from(self.lines.len()).unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn sessions(&self) -> impl Iterator<Item = Session> + '_ {
         let first = self.lines.first().map_or(0, |line| line.timestamp);
         self.lines.iter().map(move |line| line.session(first))

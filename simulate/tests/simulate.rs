@@ -2,9 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use genset_engine_mocker::MockerArgs;
 use genset_router::KvConfig;
-use genset_simulate::{Fault, Kind, Load, Plan, Report, Row, Synthetic, simulate};
+use genset_simulate::{
+    Fault, Kind, Load, Plan, Report, Row, Synthetic, simulate, simulate_counted,
+};
 
 fn plan(policies: &[&str]) -> Plan {
     Plan {
@@ -42,7 +47,10 @@ fn row<'a>(report: &'a Report, policy: &str) -> &'a Row {
 fn one_seed_gives_the_same_bytes_and_another_does_not() {
     let plan = plan(&["round-robin", "random", "least-loaded", "oracle"]);
     let first = simulate(&plan).unwrap();
-    let second = simulate(&plan).unwrap();
+    let ended: Arc<AtomicU64> = Arc::default();
+    let second = simulate_counted(&plan, &ended).unwrap();
+    assert_eq!(ended.load(Ordering::Relaxed), 4 * 300);
+    assert_eq!(plan.requests().unwrap(), 4 * 300);
     assert_eq!(first.json(), second.json());
     assert_eq!(first.svg(), second.svg());
     let other = simulate(&Plan { seed: 2, ..plan }).unwrap();

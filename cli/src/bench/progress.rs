@@ -14,7 +14,7 @@ pub(crate) fn bar() -> ProgressBar {
 }
 
 /// The progress of one command, on standard error. Dropping this removes the bar.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     label: &'static str,
     bar: ProgressBar,
     /// The last tenth that was printed. A smaller value starts over.
@@ -22,7 +22,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn of_rounds(label: &'static str) -> Self {
+    pub(crate) fn of_rounds(label: &'static str) -> Self {
         let bar = bar();
         bar.set_message(label);
         let told = 0;
@@ -30,7 +30,7 @@ impl Progress {
     }
 
     /// Sets the progress to `done` of `all`.
-    pub(super) fn set(&mut self, done: u64, all: u64) {
+    pub(crate) fn set(&mut self, done: u64, all: u64) {
         if !self.bar.is_hidden() {
             self.bar.set_length(all);
             self.bar.set_position(done);
