@@ -9,6 +9,9 @@ use genset_backend_common::EngineError;
 use crate::load::{Piece, Session, Turn, seconds};
 use crate::random::Random;
 
+/// The longest prompt or answer that can be asked for.
+const MOST: u32 = 1_000_000;
+
 /// The longest prompt or answer drawn for ShareGPT: benchmarks omit longer ones.
 const SHAREGPT_MOST: f64 = 2048.0;
 
@@ -56,9 +59,12 @@ impl Lengths {
 impl FromStr for Lengths {
     type Err = EngineError;
 
-    /// `128`, `100-400` or `sharegpt`.
+    /// `128`, `100-400` or `sharegpt`; at most a million tokens.
     fn from_str(text: &str) -> Result<Self, EngineError> {
-        let number = |text: &str| text.trim().parse::<u32>().ok().filter(|tokens| *tokens > 0);
+        let number = |text: &str| {
+            let tokens = text.trim().parse::<u32>().ok();
+            tokens.filter(|tokens| (1..=MOST).contains(tokens))
+        };
         let lengths = match text.split_once('-') {
             _ if text == "sharegpt" => Some(Self::ShareGpt),
             None => number(text).map(Self::Fixed),
@@ -68,7 +74,7 @@ impl FromStr for Lengths {
         };
         lengths.ok_or_else(|| {
             let problem = format!(
-                "{text:?} is no length: give a number of tokens, a range such as 100-400, or sharegpt"
+                "{text:?} is no length: give a number of tokens up to {MOST}, a range such as 100-400, or sharegpt"
             );
             EngineError::invalid_argument("lengths", problem)
         })

@@ -8,6 +8,9 @@ use genset_simulate::{Kind, Lengths, Load, Single, Synthetic};
 
 use super::read;
 
+/// Rarer requests would come at times that no clock has.
+const MIN_RATE: f64 = 1e-6;
+
 /// What a load is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LoadKind {
@@ -57,8 +60,8 @@ impl LoadArgs {
         if let Some(path) = &self.trace {
             return Load::read_trace(&read("--trace", path)?, requests);
         }
-        if !(rate.is_finite() && rate > 0.0) {
-            let problem = format!("must be a finite number above 0, got {rate}");
+        if !(rate.is_finite() && rate >= MIN_RATE) {
+            let problem = format!("must be a finite number from {MIN_RATE} on, got {rate}");
             return Err(EngineError::invalid_argument("--rate", problem));
         }
         let conversations = |kind| {

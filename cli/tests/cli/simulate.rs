@@ -38,9 +38,14 @@ async fn a_table_is_for_people_and_what_is_wrong_is_named() {
         table.stdout.contains("TTFT p50") && table.stdout.contains("random"),
         "{table:?}"
     );
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["--policies=best"], "--policies"),
         (&["--rate=0"], "--rate"),
+        (&["--rate=1e-19"], "--rate"),
+        (
+            &["--load=single", "--input-tokens=4000000000"],
+            "--input-tokens",
+        ),
         (&["--trace=/no/such/file"], "--trace"),
         (&["--faults=/no/such/file"], "--faults"),
         (
