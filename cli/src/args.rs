@@ -465,7 +465,13 @@ fn words_as_flags(run: &ArgMatches) -> Result<Vec<OsString>, EngineError> {
             return Err(EngineError::invalid_argument(name, problem));
         }
         if !given.insert(name) {
-            return Err(EngineError::invalid_argument(name, "given twice"));
+            let problem = match name {
+                "model" => format!(
+                    "given twice, at last as {text:?}; a question is piped into in=stdin, or typed in in=text"
+                ),
+                _ => "given twice".to_owned(),
+            };
+            return Err(EngineError::invalid_argument(name, problem));
         }
         flags.push(flag(name, value));
     }

@@ -32,7 +32,8 @@ async fn bad_words_are_named_with_what_would_be_good() {
     refused(&["out=vllm"], &["MODEL:", "out=vllm", "folder"]).await;
     refused(&["in=http", "in=text"], &["in:", "twice"]).await;
     refused(&["out=sample", "out=sample"], &["out:", "twice"]).await;
-    refused(&["a", "b"], &["model:", "twice"]).await;
+    // As of other programs, whose second word is a question.
+    refused(&["a", "Why?"], &["model:", "twice", "\"Why?\"", "in=stdin"]).await;
     refused(&["out=echo_full", "."], &["echo_full", "--model-name"]).await;
 }
 
