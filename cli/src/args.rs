@@ -29,6 +29,7 @@ use crate::conform::{self, ConformCommand};
 use crate::doctor::{self, DoctorArgs};
 use crate::fleet::{self, ControlArgs, ModelsArgs, TopArgs};
 use crate::hub::{self, ListArgs, PullArgs, RmArgs};
+use crate::input;
 use crate::simulate::{self, SimulateArgs};
 use crate::tune::TuneArgs;
 
@@ -548,8 +549,9 @@ fn check(
     check_own_flags(&output, settings)?;
     check_worker_flags(&output, settings)?;
     check_candle_flags(&output, settings)?;
-    // Last, because it may take an hour.
     if models == HubModels::Fetch {
+        input::check(&input)?;
+        // Last, because it may take an hour.
         hub::bring(&output, &mut worker, &mut engine_args)?;
     }
     if !hub::is_asked(&worker, engine_args.model_config.as_deref()) {

@@ -227,8 +227,8 @@ fn refuse_to_choose(config: &RunConfig, models: &Models) -> Result<(), EngineErr
 ///
 /// # Errors
 /// When a batch has no prompts, or already has its answers.
-pub(crate) fn check(config: &RunConfig) -> Result<(), EngineError> {
-    match &config.input {
+pub(crate) fn check(input: &InputKind) -> Result<(), EngineError> {
+    match input {
         InputKind::Batch(path) => batch::check(path),
         InputKind::Text | InputKind::Stdin | InputKind::Http | InputKind::Dyn(_) => Ok(()),
     }

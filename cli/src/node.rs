@@ -62,10 +62,6 @@ struct Node {
 
 impl Node {
     async fn run(&self, signals: Signals) -> Result<u8, EngineError> {
-        if let Err(error) = input::check(&self.config) {
-            input::complain(error);
-            return Ok(FAILED);
-        }
         match (&self.config.input, &self.config.output) {
             (InputKind::Dyn(_), OutputKind::Engine(kind)) => self.run_worker(*kind, signals).await,
             (InputKind::Http, OutputKind::Engine(kind)) => {

@@ -195,7 +195,7 @@ async fn prompts_are_asked_again_while_workers_are_full_or_away() {
 async fn a_folder_stands_for_its_files() {
     let folder = TempDir::new().unwrap();
     let empty = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;
-    empty.fails(1, "no file that ends in .jsonl");
+    empty.fails(2, "no file that ends in .jsonl");
     fs::write(folder.path().join("b.jsonl"), r#"{"text": "third"}"#).unwrap();
     fs::write(
         folder.path().join("a.jsonl"),
@@ -210,7 +210,7 @@ async fn a_folder_stands_for_its_files() {
     for input in [folder.path(), &folder.path().join("b.jsonl")] {
         // Refused before there is an engine.
         let again = batch(input, &["out=cmd:/no/such/program"]).await;
-        again.fails(1, "has the answers of an earlier run; move or remove it");
+        again.fails(2, "has the answers of an earlier run; move or remove it");
         assert_eq!(fs::read(&file).unwrap(), before);
     }
     let output = output(folder.path());
@@ -222,7 +222,10 @@ async fn a_folder_stands_for_its_files() {
 async fn what_cannot_be_a_batch_is_named() {
     let engine = ["out=echo_full", "--model-name=m"];
     let device = batch(Path::new("/dev/null"), &engine).await;
-    device.fails(1, "error: in: /dev/null is neither a file nor a folder");
+    device.fails(2, "error: in: /dev/null is neither a file nor a folder");
+    // Before a model is fetched, which takes long, and here cannot be.
+    let missing = batch(Path::new("/no/such.jsonl"), &["Qwen/Qwen3-0.6B"]).await;
+    missing.fails(2, "error: in: /no/such.jsonl cannot be read");
 
     let mut command = genset(&["run"]);
     command.arg(OsStr::from_bytes(b"in=batch:caf\xe9.jsonl"));
