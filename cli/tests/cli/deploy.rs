@@ -201,6 +201,23 @@ fn no_pod_may_ask_the_cluster_for_anything() {
     }
 }
 
+/// A namespace that enforces Kubernetes' standard `restricted` refuses pods that say less.
+#[test]
+fn every_pod_is_one_that_the_restricted_standard_admits() {
+    for workload in of_kind(&["Deployment", "StatefulSet"]) {
+        let name = &workload["metadata"]["name"];
+        let pod = &workload["spec"]["template"]["spec"];
+        let rights = &pod["securityContext"];
+        assert_eq!(rights["runAsNonRoot"], true, "{name}");
+        assert_eq!(rights["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+        for container in list(pod, "/containers") {
+            let rights = &container["securityContext"];
+            assert_eq!(rights["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(rights["capabilities"]["drop"][0], "ALL", "{name}");
+        }
+    }
+}
+
 #[test]
 fn services_budgets_and_policies_select_pods_and_ports_that_exist() {
     let workloads = of_kind(&["Deployment", "StatefulSet"]);
