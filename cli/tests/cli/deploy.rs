@@ -394,6 +394,9 @@ async fn systemd_starts_what_this_binary_takes_and_waits_for_its_end() {
             let cache = value("CacheDirectory");
             let homes = format!("HOME=%C/{cache} HF_HOME=%C/{cache}/huggingface");
             assert_eq!(value("Environment"), homes, "{}", path.display());
+            // Servers with several GPUs list the machine's addresses.
+            let families: Vec<_> = value("RestrictAddressFamilies").split(' ').collect();
+            assert!(families.contains(&"AF_NETLINK"), "{families:?}");
             // The operator's files choose both: they could not change what the unit says.
             assert_eq!(settings["out"]["source"], "default");
             assert_eq!(settings["model"]["source"], "unset");
