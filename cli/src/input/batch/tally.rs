@@ -47,18 +47,25 @@ impl Tally {
         self.elapsed += elapsed;
     }
 
-    /// Prints the progress, the speed, and the remaining time.
+    /// Prints the progress of a run that is not over at once.
     pub(super) fn show(&self) {
-        let seconds = self.begun.elapsed().as_secs_f64();
-        if self.answered == 0 || seconds < INTERVAL.as_secs_f64() {
-            return;
+        let elapsed = self.begun.elapsed();
+        if elapsed >= INTERVAL {
+            note(self.progress(elapsed.as_secs_f64()));
         }
+    }
+
+    /// The number of answers and, once there are some, the speed and the remaining time.
+    fn progress(&self, seconds: f64) -> String {
         let (answered, all) = (self.answered, self.to_answer);
+        if answered == 0 {
+            return format!("0 of {all} prompts");
+        }
         let left = seconds / answered as f64 * (all - answered) as f64;
-        note(format_args!(
+        format!(
             "{answered} of {all} prompts, {:.1} tokens/s, about {left:.0} s left",
             self.tokens_out as f64 / seconds
-        ));
+        )
     }
 
     /// The statistics of the run.
@@ -96,5 +103,20 @@ impl Tally {
         );
         row("output", output.display().to_string());
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_shows_its_progress_before_the_first_answer_too() {
+        let mut tally = Tally::new(3);
+        assert_eq!(tally.progress(4.0), "0 of 3 prompts");
+        let line = LineSummary::read(r#"{"response":"x","tokens_out":10}"#).unwrap();
+        tally.count(&line, Duration::ZERO);
+        let shown = "1 of 3 prompts, 2.5 tokens/s, about 8 s left";
+        assert_eq!(tally.progress(4.0), shown);
     }
 }
