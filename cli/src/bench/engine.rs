@@ -110,14 +110,34 @@ async fn measure(args: &EngineBenchArgs) -> Result<Measured, EngineError> {
     let start = StartContext::detached(1);
     let metrics = start.metrics.clone();
     let measured = match engine.start(start).await {
-        Ok(config) => {
-            let load = Load::new(&engine, &config, metrics);
-            measure_all(args, load, &config).await
-        }
+        Ok(config) => match check_lengths(args, config.context_length_tokens) {
+            Ok(()) => {
+                let load = Load::new(&engine, &config, metrics);
+                measure_all(args, load, &config).await
+            }
+            Err(error) => Err(error),
+        },
         Err(error) => Err(error),
     };
     engine.cleanup().await?;
     measured
+}
+
+/// Refuses prompts that leave no room for an answer in the model's context.
+fn check_lengths(args: &EngineBenchArgs, context: u32) -> Result<(), EngineError> {
+    let lengths = [
+        ("--context-tokens", args.context_tokens),
+        ("--prefill-tokens", args.prefill_tokens),
+        ("--prefix-tokens", args.prefix_tokens),
+    ];
+    match lengths.into_iter().find(|(_, tokens)| *tokens >= context) {
+        None => Ok(()),
+        Some((flag, tokens)) => {
+            let problem =
+                format!("must be below the model's context of {context} tokens, and is {tokens}");
+            Err(EngineError::invalid_argument(flag, problem))
+        }
+    }
 }
 
 async fn measure_all(
@@ -263,8 +283,11 @@ mod tests {
     }
 
     #[test]
-    fn lengths_beyond_the_context_are_refused_by_the_engine() {
+    fn lengths_beyond_the_context_are_refused_by_their_flag() {
         let error = measure_tiny(1_000_000, false).unwrap_err();
-        assert!(error.to_string().contains("prompt"), "{error}");
+        assert!(
+            error.to_string().starts_with("--prefill-tokens: "),
+            "{error}"
+        );
     }
 }
