@@ -43,10 +43,16 @@ pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
 
 async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding> {
     let (name, mend) = match backend {
-        DiscoveryBackend::Etcd => (
-            format!("etcd at {}", args.etcd_servers().join(", ")),
-            "start etcd, or name its servers: --etcd-endpoints http://HOST:2379",
-        ),
+        DiscoveryBackend::Etcd => {
+            // A password in a URL is refused, and not shown.
+            let servers = args.etcd_servers();
+            let servers = { servers.iter() }.filter_map(|server| server.rsplit('@').next());
+            let servers: Vec<&str> = servers.collect();
+            (
+                format!("etcd at {}", servers.join(", ")),
+                "start etcd, or name its servers: --etcd-endpoints http://HOST:2379",
+            )
+        }
         DiscoveryBackend::File | DiscoveryBackend::Memory => {
             let path = args.discovery_path.as_ref();
             let shown = path.map_or("the user's own directory".into(), |path| {

@@ -197,6 +197,17 @@ async fn a_server_that_is_not_there_is_a_problem() {
 }
 
 #[tokio::test]
+async fn a_password_in_the_address_of_etcd_is_not_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = doctor_anywhere(&["--http-port=0"], &folder);
+    command.env("ETCD_ENDPOINTS", "http://ann:hunter2@127.0.0.1:1");
+    let ended = run_with(command, b"").await;
+    let expected = "problem  etcd at 127.0.0.1:1: ";
+    assert!(ended.stdout.contains(expected), "{ended:?}");
+    assert!(!ended.stdout.contains("hunter2"), "{ended:?}");
+}
+
+#[tokio::test]
 async fn a_machine_that_is_well_ends_with_0() {
     let folder = tempfile::tempdir().unwrap();
     let ended = run_with(doctor(&["--http-port=0"], &folder), b"").await;
