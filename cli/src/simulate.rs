@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
-use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::{EngineError, text_file::read_text};
@@ -19,7 +18,7 @@ use genset_engine_mocker::MockerArgs;
 use genset_router::KvConfig;
 use genset_simulate::{Fault, Plan, Policy, Report, simulate_counted};
 
-use crate::bench::progress::Progress;
+use crate::bench::progress::{PROGRESS_AFTER, PROGRESS_EVERY, Progress};
 use crate::input::print;
 use crate::results;
 
@@ -34,12 +33,6 @@ Examples:
   genset simulate --faults faults.json       where the file has [{\"at_s\": 10, \"worker\": 0, \"do\": \"crash\"}]
 
 Exit codes: 0 done, 2 usage, or a file that cannot be read or written.";
-
-/// Longer runs show their progress.
-const PROGRESS_AFTER: Duration = Duration::from_secs(2);
-
-/// The interval between progress updates.
-const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// The largest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;

@@ -128,7 +128,8 @@ impl Load {
     }
 
     /// The number of requests.
-    pub(crate) fn requests(&self) -> u64 {
+    #[must_use]
+    pub fn requests(&self) -> u64 {
         match self {
             Self::Synthetic(synthetic) => synthetic.requests,
             Self::Single(single) => single.requests,

@@ -1,8 +1,29 @@
 //! The progress of a long command: a bar on a terminal, otherwise a line for every tenth.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
+use tokio::time::sleep;
 
 use crate::input::note;
+
+/// Longer commands show their progress, or what they wait for.
+pub(crate) const PROGRESS_AFTER: Duration = Duration::from_secs(2);
+
+/// The interval between progress updates.
+pub(crate) const PROGRESS_EVERY: Duration = Duration::from_millis(500);
+
+/// Waits for `answers`; calls `tell` if they take long.
+pub(crate) async fn telling_if_long<T>(answers: impl Future<Output = T>, tell: impl FnOnce()) -> T {
+    let mut answers = pin!(answers);
+    tokio::select! {
+        biased;
+        all = &mut answers => return all,
+        () = sleep(PROGRESS_AFTER) => tell(),
+    }
+    answers.await
+}
 
 /// A bar on standard error, if that is a terminal. Dropping it removes it.
 pub(crate) fn bar() -> ProgressBar {
@@ -40,6 +61,21 @@ impl Progress {
         if tenths != self.told {
             note(format_args!("{}: {tenths}0 %", self.label));
             self.told = tenths;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_wait_is_told_and_a_short_one_is_not() {
+        for (takes, expected) in [(1, false), (3, true)] {
+            let mut is_told = false;
+            let answers = sleep(Duration::from_secs(takes));
+            telling_if_long(answers, || is_told = true).await;
+            assert_eq!(is_told, expected, "{takes} s");
         }
     }
 }

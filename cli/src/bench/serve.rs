@@ -18,6 +18,7 @@ use clap::{Args, ValueEnum};
 use genset_backend_common::EngineError;
 use genset_simulate::{Load, Single};
 
+use crate::bench::progress::telling_if_long;
 use crate::input::{escaped, note, print};
 use crate::results;
 use crate::simulate::{LoadArgs, LoadKind};
@@ -169,7 +170,9 @@ async fn measure(args: &ServeBenchArgs) -> Result<Report, EngineError> {
     let plan = args.plan()?;
     let mut targets = Vec::new();
     for url in &args.urls {
-        targets.push(Arc::new(args.find(url, &plan.load).await?));
+        let found = args.find(url, &plan.load);
+        let found = telling_if_long(found, || note("waiting for the first answers of a server"));
+        targets.push(Arc::new(found.await?));
     }
     let mut rows = Vec::new();
     for target in &targets {
@@ -177,13 +180,13 @@ async fn measure(args: &ServeBenchArgs) -> Result<Report, EngineError> {
             note(format_args!("measuring {}", target.client.shown()));
         }
         if args.warm_up > 0 {
-            let warm = drive(target, &plan.warm_up(args.warm_up), None).await?;
+            let warm = drive(target, &plan.warm_up(args.warm_up), "warming up").await?;
             if warm.is_cut {
                 rows.push(Row::new(target, Measured::nothing(), plan.slo));
                 break;
             }
         }
-        let measured = drive(target, &plan, Some("measuring")).await?;
+        let measured = drive(target, &plan, "measuring").await?;
         rows.push(Row::new(target, measured, plan.slo));
         if rows.iter().any(|row| row.is_cut) {
             break;
@@ -216,13 +219,14 @@ impl ServeBenchArgs {
         };
         let rate = self.rate.unwrap_or(1.0);
         let load = (self.loads).load(self.load, rate, requests.unwrap_or(u64::MAX))?;
+        let is_counted = requests.is_some() || self.duration.is_none();
         let ms = |ms: Option<NonZeroU32>| ms.map(|ms| Duration::from_millis(ms.get().into()));
         Ok(Plan {
+            requests: is_counted.then(|| load.requests()),
             load: Arc::new(load),
             seed: self.seed,
             arrivals,
             duration: self.duration.map(|it| Duration::from_secs(it.get().into())),
-            requests,
             slo: Slo {
                 ttft: ms(self.slo_ttft_ms),
                 itl: ms(self.slo_itl_ms),
@@ -268,8 +272,43 @@ impl Plan {
             seed: self.seed ^ WARM_UP_SEED,
             arrivals: Arrivals::Closed(at_once),
             duration: None,
-            requests: None,
+            requests: Some(requests),
             slo: Slo::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: ServeBenchArgs,
+    }
+
+    #[test]
+    fn a_run_whose_requests_are_counted_shows_how_many_are_left() {
+        let trace = tempfile::NamedTempFile::new().unwrap();
+        let line = r#"{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}"#;
+        std::fs::write(trace.path(), format!("{line}\n{line}\n")).unwrap();
+        let trace = format!("--trace={}", trace.path().display());
+        let cases: [(&[&str], Option<u64>); 6] = [
+            (&[], Some(REQUESTS)),
+            (&["--duration=9"], None),
+            (&[&trace], Some(2)),
+            (&[&trace, "--requests=1"], Some(1)),
+            (&[&trace, "--requests=7"], Some(2)),
+            (&[&trace, "--duration=9"], None),
+        ];
+        for (flags, expected) in cases {
+            let words = [&["bench", "http://a"][..], flags].concat();
+            let plan = Line::parse_from(words).bench.plan().unwrap();
+            assert_eq!(plan.requests, expected, "{flags:?}");
+            assert_eq!(plan.warm_up(3).requests, Some(3));
         }
     }
 }

@@ -1,8 +1,5 @@
 //! `genset control`: sends requests other than generation to the workers of an endpoint.
 
-use std::pin::pin;
-use std::time::Duration;
-
 use clap::{Args, Subcommand, ValueEnum};
 use futures_util::future::join_all;
 use genset_backend_common::{
@@ -13,14 +10,11 @@ use genset_backend_common::{
 use genset_runtime::{ControlClient, EndpointName, InstanceId, LoadClient, Runtime};
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 use super::top::load_in_words;
 use super::{FAILED, FIND_TIMEOUT, FleetArgs, error_in_json, with_runtime};
+use crate::bench::progress::telling_if_long;
 use crate::input::{escaped, note, print};
-
-/// A longer wait is told.
-const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -196,17 +190,6 @@ async fn ask(runtime: &Runtime, args: &ControlArgs) -> Result<Vec<Outcome>, Engi
     Ok(telling_if_long(join_all(each), || note(waits)).await)
 }
 
-/// Waits for the answers; calls `tell` if they take long.
-async fn telling_if_long<T>(answers: impl Future<Output = T>, tell: impl FnOnce()) -> T {
-    let mut answers = pin!(answers);
-    tokio::select! {
-        biased;
-        all = &mut answers => return all,
-        () = sleep(PROGRESS_AFTER) => tell(),
-    }
-    answers.await
-}
-
 fn in_words((worker, reply): &Outcome) -> String {
     match reply {
         Ok(Answer::Load(load)) => format!("{worker}  {}\n", load_in_words(load)),
@@ -229,20 +212,5 @@ fn in_json((worker, reply): &Outcome) -> Value {
     match reply {
         Ok(reply) => json!({"worker": worker, "reply": reply}),
         Err(error) => json!({"worker": worker, "error": error_in_json(error)}),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_long_wait_is_told_and_a_short_one_is_not() {
-        for (takes, expected) in [(1, false), (3, true)] {
-            let mut is_told = false;
-            let answers = sleep(Duration::from_secs(takes));
-            telling_if_long(answers, || is_told = true).await;
-            assert_eq!(is_told, expected, "{takes} s");
-        }
     }
 }

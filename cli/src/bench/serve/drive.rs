@@ -16,14 +16,8 @@ use super::client::FailureKind;
 use super::prompts::Said;
 use super::tally::{Asked, Slo, Tally};
 use super::target::Target;
-use crate::bench::progress::Progress;
+use crate::bench::progress::{PROGRESS_AFTER, PROGRESS_EVERY, Progress};
 use crate::signals::take_interrupt;
-
-/// Longer commands show their progress.
-const PROGRESS_AFTER: Duration = Duration::from_secs(2);
-
-/// The interval between progress updates.
-const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// The interval at which a wait for an arrival checks whether to give up.
 const LOOK: Duration = Duration::from_millis(100);
@@ -87,7 +81,7 @@ impl Measured {
 pub(super) async fn drive(
     target: &Arc<Target>,
     plan: &Plan,
-    label: Option<&'static str>,
+    label: &'static str,
 ) -> Result<Measured, EngineError> {
     take_interrupt();
     let began = Instant::now();
@@ -131,11 +125,8 @@ pub(super) async fn drive(
     })
 }
 
-/// Shows the progress if there is a label for it; never returns.
-async fn tell(driver: &Driver, plan: &Plan, label: Option<&'static str>) {
-    let Some(label) = label else {
-        return std::future::pending().await;
-    };
+/// Shows the progress of a long run; never returns.
+async fn tell(driver: &Driver, plan: &Plan, label: &'static str) {
     sleep(PROGRESS_AFTER).await;
     let mut progress = Progress::of_rounds(label);
     loop {
