@@ -7,7 +7,9 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::ports::Generate;
-use genset_backend_common::{EngineError, GenerateRequest, RequestContext, async_trait};
+use genset_backend_common::{
+    EngineError, GenerateRequest, RequestContext, async_trait, spelling::none_of,
+};
 use genset_router::{
     KvConfig, Layers, Migrating, MigrationConfig, Migrations, Route, Routed, RouterConfig,
     RouterMode, connect,
@@ -54,7 +56,6 @@ impl FromStr for Policy {
             ORACLE => return Ok(Self::Oracle),
             _ => {}
         }
-        let bad = |problem: String| EngineError::invalid_argument("--policies", problem);
         match text.parse() {
             Ok(RouterMode::Plain(SelectionMode::PowerOfTwo)) => {
                 let problem =
@@ -62,7 +63,14 @@ impl FromStr for Policy {
                 Err(EngineError::unsupported("--policies", problem))
             }
             Ok(mode) => Ok(Self::Router(mode)),
-            Err(problem) => Err(bad(format!("{problem}, {ORACLE}"))),
+            Err(_) => {
+                let modes = SelectionMode::ALL.into_iter();
+                let modes = modes.filter(|mode| *mode != SelectionMode::PowerOfTwo);
+                let mut known: Vec<String> = modes.map(|mode| mode.to_string()).collect();
+                known.extend([RouterMode::Kv.to_string(), ORACLE.to_owned()]);
+                let problem = none_of(text, known.iter().map(String::as_str));
+                Err(EngineError::invalid_argument("--policies", problem))
+            }
         }
     }
 }
@@ -191,4 +199,20 @@ fn until_first_token(outputs: OutputStream, mut pending: Option<Pending>) -> Out
         }
     });
     OutputStream::from_raw(Box::pin(watched))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_policy_is_answered_with_those_that_are() {
+        for (given, near) in [("kvv", "kv"), ("orcle", "oracle")] {
+            let error = given.parse::<Policy>().unwrap_err().to_string();
+            let expected = format!(
+                "{given:?} is none of round-robin, random, least-loaded, kv, oracle; did you mean {near:?}?"
+            );
+            assert!(error.ends_with(&expected), "{error}");
+        }
+    }
 }
