@@ -17,7 +17,8 @@ use genset_backend_common::EngineError;
 use genset_runtime::{NetworkArgs, StatusArgs};
 
 use crate::args::HttpArgs;
-use crate::input::print;
+use crate::bench::progress::telling_if_long;
+use crate::input::{note, print};
 use crate::threads;
 pub(crate) use finding::HELP;
 use finding::{Area, Level, count, in_json, in_words};
@@ -53,7 +54,10 @@ pub(crate) struct DoctorArgs {
 /// When the async runtime cannot be started.
 pub(crate) fn perform(args: &DoctorArgs) -> Result<u8, EngineError> {
     let runtime = threads::two()?;
-    let findings = runtime.block_on(look(args));
+    let looks = telling_if_long(look(args), || {
+        note("waiting for servers and programs to answer");
+    });
+    let findings = runtime.block_on(looks);
     // A hanging program must not block this one.
     runtime.shutdown_background();
     print(&match args.json {

@@ -14,9 +14,9 @@ use genset_backend_common::{EngineConfig, EngineError, LLMEngine, StartContext};
 use genset_engine_candle::{CandleArgs, CandleEngine};
 use serde::{Deserialize, Serialize};
 
-use super::progress::Progress;
+use super::progress::{Progress, telling_if_long};
 use crate::hub;
-use crate::input::print;
+use crate::input::{note, print};
 use crate::threads;
 use load::Load;
 
@@ -109,7 +109,8 @@ async fn measure(args: &EngineBenchArgs) -> Result<Measured, EngineError> {
     let engine = CandleEngine::from_args(&candle, &args.model);
     let start = StartContext::detached(1);
     let metrics = start.metrics.clone();
-    let measured = match engine.start(start).await {
+    let started = telling_if_long(engine.start(start), || note("loading the model"));
+    let measured = match started.await {
         Ok(config) => match check_lengths(args, config.context_length_tokens) {
             Ok(()) => {
                 let load = Load::new(&engine, &config, metrics);

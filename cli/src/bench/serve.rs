@@ -170,7 +170,8 @@ async fn measure(args: &ServeBenchArgs) -> Result<Report, EngineError> {
     let plan = args.plan()?;
     let mut targets = Vec::new();
     for url in &args.urls {
-        let found = args.find(url, &plan.load);
+        // The future is large.
+        let found = Box::pin(args.find(url, &plan.load));
         let found = telling_if_long(found, || note("waiting for the first answers of a server"));
         targets.push(Arc::new(found.await?));
     }
