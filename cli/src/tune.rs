@@ -152,11 +152,15 @@ impl<'a> Tuning<'a> {
         )]
         let prefill_tokens =
             (rate as u32).clamp(64, (first.context_length_tokens / 2).clamp(64, 2048));
-        let usual = first.context_length_tokens.min(4096);
+        let context = first.context_length_tokens;
+        if args.context_tokens.is_some_and(|tokens| tokens > context) {
+            let problem = format!("the model's context holds {context} tokens");
+            return Err(EngineError::invalid_argument("--context-tokens", problem));
+        }
         Ok(Self {
             sequences: worth_running(&first),
             prefill_tokens,
-            context_tokens: args.context_tokens.unwrap_or(usual),
+            context_tokens: args.context_tokens.unwrap_or(context.min(4096)),
             kv_bytes_per_token: KV_MEMORY / first.kv_cache_tokens.max(1),
             name: first.model,
             deadline,

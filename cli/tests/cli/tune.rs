@@ -37,7 +37,15 @@ async fn flags_are_found_and_are_flags() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_none_is_told() {
+async fn a_model_that_is_none_and_a_request_that_is_too_long_are_told() {
     let ended = run(&["tune", "/no/such.gguf"]).await;
     ended.fails(2, "/no/such.gguf");
+    // A request cannot have more tokens than the model's context, so the KV cache is not sized for them.
+    let model = tiny_chat().join("tiny-chat-q8_0.gguf");
+    let model = model.display().to_string();
+    let ended = run(&["tune", &model, "--context-tokens=2049"]).await;
+    ended.fails(
+        2,
+        "error: --context-tokens: the model's context holds 2048 tokens",
+    );
 }
