@@ -12,6 +12,8 @@ pub(super) struct Follower {
     presence: Presence,
     interrupt: CancellationToken,
     bar: ProgressBar,
+    /// Why the run ends, once its worker is gone for good.
+    gone: Option<String>,
 }
 
 impl Follower {
@@ -23,7 +25,13 @@ impl Follower {
             presence,
             interrupt,
             bar,
+            gone: None,
         }
+    }
+
+    /// Why the worker is gone for good, if it is: also after the last check, when no other one is left out for it.
+    pub(super) fn into_gone(self) -> Option<String> {
+        self.gone
     }
 }
 
@@ -36,10 +44,12 @@ impl Observer for Follower {
     }
 
     fn ended(&mut self, report: &CheckReport) -> Result<(), String> {
-        match report.is_bad() {
-            true => self.presence.check(&self.interrupt),
-            false => Ok(()),
+        if !report.is_bad() {
+            return Ok(());
         }
+        let found = self.presence.check(&self.interrupt);
+        self.gone = found.clone().err();
+        found
     }
 
     fn interruption(&self) -> Option<String> {

@@ -28,7 +28,7 @@ use crate::args::{EngineKind, required_script};
 use crate::engine::candle::BuiltInFiles;
 use crate::engine::{self, scripted::Parts};
 use crate::hub;
-use crate::input::{escaped, print};
+use crate::input::{complain, escaped, print};
 use crate::results;
 use crate::signals::interrupt_token;
 use crate::threads;
@@ -279,8 +279,8 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
     Ok(early_end.unwrap_or_else(|| u8::from(!report.is_good())))
 }
 
-/// Runs checks, and shows their progress. Also returns the exit code of a run that ended early: its live worker was away for
-/// longer than `worker_wait` seconds, or it was interrupted.
+/// Runs checks, and shows their progress. Also returns the exit code of a run whose live worker was away for longer than
+/// `worker_wait` seconds, which the report does not say if it was after the last check, or that was interrupted.
 fn followed(
     subject: &SubjectArgs,
     worker_wait: u64,
@@ -298,13 +298,18 @@ fn followed(
     let interrupt = interrupt_token().map_err(|error| {
         EngineError::internal("Ctrl-C cannot be listened to").with_source(error)
     })?;
-    let mut follower = Follower::new(presence, interrupt.clone());
+    let mut follower = Follower::new(presence, interrupt);
     let report = run_conformance_observed(factory, options, &mut follower);
-    let early_end = report.end().map(|_| match interrupt.is_cancelled() {
-        true => INTERRUPTED,
-        false => WORKER_GONE,
-    });
-    Ok((report, early_end))
+    let code = match follower.into_gone() {
+        Some(gone) => {
+            if report.end().is_none() {
+                complain(gone);
+            }
+            Some(WORKER_GONE)
+        }
+        None => report.end().map(|_| INTERRUPTED),
+    };
+    Ok((report, code))
 }
 
 /// Repeats the checks of a report that failed, and runs those that its run did not reach.

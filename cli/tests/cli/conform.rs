@@ -464,11 +464,18 @@ async fn a_run_ends_when_its_worker_is_gone_for_good() {
     );
     drop(worker);
 
-    let _worker = fleet.worker_of(&doomed, &[("PATH", &path)]).await;
+    let worker = fleet.worker_of(&doomed, &[("PATH", &path)]).await;
     let words = ["conform", "replay", report_path, "--worker-wait", "1"];
     let endpoint = ["--endpoint", "dyn://doomed.backend.generate"];
     let again = fleet.ask(&[&words[..], &endpoint].concat()).await;
     assert_eq!(again.code, Some(3), "{}{}", again.stdout, again.stderr);
+    drop(worker);
+
+    // After the last check, no check is left to be skipped for it.
+    let _worker = fleet.worker_of(&doomed, &[("PATH", &path)]).await;
+    let words = ["conform", "run", "--only", "ST08", "--worker-wait", "1"];
+    let last = fleet.ask(&[&words[..], &endpoint].concat()).await;
+    last.fails(3, "error: the worker is gone for 1 s (");
 }
 
 #[tokio::test]
