@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use genset_backend_common::byte_size::ByteSize;
+use genset_backend_common::text_file::read_text;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, SequenceReport,
@@ -407,11 +408,17 @@ fn told(failure: &SequenceFailure) -> Result<u8, EngineError> {
     Ok(1)
 }
 
+/// The largest report, in bytes. Transcripts of all checks are a few MiB.
+const MAX_REPORT_BYTES: u64 = 256 << 20;
+
+/// The largest file of waivers, in bytes.
+const MAX_WAIVERS_BYTES: u64 = 1 << 20;
+
 pub(super) fn read_report(path: &Path) -> Result<Report, EngineError> {
     let problem = |error: &dyn std::fmt::Display| {
         EngineError::invalid_argument("report", format!("{}: {error}", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| problem(&error))?;
+    let text = read_text(path, MAX_REPORT_BYTES).map_err(|error| problem(&error))?;
     Report::from_json(&text).map_err(|error| problem(&error))
 }
 
@@ -419,7 +426,7 @@ fn read_waivers(path: &Path) -> Result<Waivers, EngineError> {
     let problem = |error: &dyn std::fmt::Display| {
         EngineError::invalid_argument("--waivers", format!("{}: {error}", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| problem(&error))?;
+    let text = read_text(path, MAX_WAIVERS_BYTES).map_err(|error| problem(&error))?;
     Waivers::parse(&text).map_err(|error| problem(&error))
 }
 

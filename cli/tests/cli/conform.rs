@@ -391,6 +391,25 @@ async fn what_cannot_be_run_is_refused_by_name() {
             &["sequences", "--engine", "sample", "--regressions", odd],
             "line 1: operation 1: `odd`",
         ),
+        (
+            &["run", "--engine", "sample", "--waivers", "/dev/zero"],
+            "/dev/zero: it is larger than 1048576 bytes",
+        ),
+        (
+            &["run", "--engine", "scripted", "--script", "/dev/zero"],
+            "/dev/zero: it is larger than",
+        ),
+        (
+            &[
+                "sequences",
+                "--engine",
+                "sample",
+                "--regressions",
+                "/dev/zero",
+            ],
+            "/dev/zero: it is larger than",
+        ),
+        (&["diff", "/dev/zero", odd], "it is larger than"),
         (&["diff", "nowhere.json", "nowhere.json"], "nowhere.json"),
         (&["diff", odd, odd], "odd: is no report: "),
     ] {

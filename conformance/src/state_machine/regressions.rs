@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use genset_backend_common::text_file::read_text;
+
 use super::operation::Sequence;
 
 /// The head of a new file.
@@ -12,9 +14,12 @@ const HEAD: &str = "\
 # control. One sequence a line.
 ";
 
+/// The largest file, in bytes: tens of thousands of sequences.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
 /// Reads all sequences of the file; empty if the file does not exist. The error is why the file cannot be used.
 pub(super) fn read(path: &Path) -> Result<Vec<Sequence>, String> {
-    let text = match fs::read_to_string(path) {
+    let text = match read_text(path, MAX_FILE_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error.to_string()),
