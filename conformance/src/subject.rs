@@ -13,7 +13,7 @@ use genset_backend_common::{LLMEngine, Role, TokenId, controls::Adapter};
 pub struct Scenario {
     /// The role of the engine.
     pub role: Role,
-    /// The check that it is for.
+    /// The check that it is for, or `sequence` for one sequence of [`run_sequences`](crate::run_sequences).
     pub check: &'static str,
 }
 

@@ -1,10 +1,14 @@
-//! [`Follower`]: shows the progress of a run of the kit, and ends the run at Ctrl-C or if its worker is gone.
+//! [`Follower`]: shows the progress of a run of the kit, and ends the run at Ctrl-C or if its worker is gone. [`counted`]: shows
+//! that of random sequences.
 
-use genset_conformance::{Check, CheckReport, Observer};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use genset_conformance::{Check, CheckReport, Observer, Scenario};
 use indicatif::ProgressBar;
 use tokio_util::sync::CancellationToken;
 
 use super::presence::Presence;
+use super::run::BoxFactory;
 use crate::bench::progress::bar;
 
 /// Follows one run. Dropping this removes the progress.
@@ -16,15 +20,37 @@ pub(super) struct Follower {
     gone: Option<String>,
 }
 
+/// The progress before the engine has started.
+fn begun() -> ProgressBar {
+    let bar = bar();
+    bar.set_message("start");
+    bar.tick();
+    bar
+}
+
+/// Shows how many of `all` sequences are over, by the engines that are built for them. Those of the regressions file and those
+/// that are tried to shorten a failure come on top. The caller clears the bar.
+pub(super) fn counted(factory: BoxFactory, all: u32) -> (BoxFactory, ProgressBar) {
+    let (bar, over) = (begun(), AtomicU64::new(0));
+    let shown = bar.clone();
+    let factory = move |scenario: &Scenario| {
+        if scenario.check == "sequence" {
+            let over = over.fetch_add(1, Ordering::Relaxed);
+            shown.set_length(u64::from(all).max(over + 1));
+            shown.set_position(over);
+            shown.set_message("sequences");
+        }
+        factory(scenario)
+    };
+    (Box::new(factory), bar)
+}
+
 impl Follower {
     pub(super) fn new(presence: Presence, interrupt: CancellationToken) -> Self {
-        let bar = bar();
-        bar.set_message("start");
-        bar.tick();
         Self {
             presence,
             interrupt,
-            bar,
+            bar: begun(),
             gone: None,
         }
     }

@@ -22,7 +22,7 @@ use genset_frontend::text::TextTokenizer;
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine, shows_colours};
 
 use super::again::replay_line;
-use super::follow::Follower;
+use super::follow::{Follower, counted};
 use super::presence::Presence;
 use super::{RunArgs, SequencesArgs, SubjectArgs, url};
 use crate::args::{EngineKind, required_script};
@@ -363,7 +363,10 @@ pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
         replay: replay_line("replay"),
         ..SequenceOptions::default()
     };
-    match run_sequences(factory(&args.subject)?, &options) {
+    let (factory, bar) = counted(factory(&args.subject)?, args.cases);
+    let tried = run_sequences(factory, &options);
+    bar.finish_and_clear();
+    match tried {
         Ok(report) => {
             print(&kept(args.cases, &report));
             Ok(0)
@@ -387,7 +390,10 @@ pub(super) fn replay_operations(text: &str, subject: &SubjectArgs) -> Result<u8,
         replay: replay_line("replay"),
         ..SequenceOptions::default()
     };
-    match replay_sequence_with(text, factory(subject)?, &options) {
+    let (factory, bar) = counted(factory(subject)?, 1);
+    let tried = replay_sequence_with(text, factory, &options);
+    bar.finish_and_clear();
+    match tried {
         Ok(()) => {
             print("The sequence kept the contract.\n");
             Ok(0)

@@ -533,4 +533,10 @@ async fn a_terminal_shows_the_progress_of_a_run() {
     terminal.expect("start [").await;
     terminal.expect("1 passed, 0 failed").await;
     assert_eq!(terminal.exit_code().await, Some(0));
+
+    let words = ["conform", "sequences", "--engine=sample", "--cases=8"];
+    let mut terminal = Terminal::spawn(&words, &[]);
+    terminal.expect("sequences [").await;
+    terminal.expect("8 sequences kept the contract").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
 }
