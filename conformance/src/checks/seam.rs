@@ -130,7 +130,43 @@ async fn penalized_and_seeded(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     draws(&live)?;
     let wholes = with_penalties(&live, |request, seed| draw(&live, request, seed)).await?;
-    draw_on(&live, &wholes).await
+    draw_on(&live, &wholes).await?;
+    match live.varies_with_batch() {
+        true => draws_count(&live, &wholes).await,
+        false => Ok(()),
+    }
+}
+
+/// More first tokens than rounding turns to those of a request without penalties.
+const SEVERAL: u32 = 4;
+
+/// Penalties change few of the drawn tokens, and rounding changes some. So the first token after each cut is compared with that of
+/// the same request without penalties, where the two must differ: an engine that does not count the resumed tokens has penalized
+/// nothing yet.
+async fn draws_count(live: &Live, wholes: &[Whole]) -> CheckResult {
+    let (mut counted, mut forgotten) = (0, 0);
+    for whole in wholes {
+        for cut in whole.cuts() {
+            let mut free = whole.resumed(cut);
+            free.stop.max_tokens = Some(1);
+            free.sampling.presence_penalty = None;
+            free.sampling.frequency_penalty = None;
+            free.sampling.repetition_penalty = None;
+            let free = live.answer(free).await?.tokens().first().copied();
+            let uninterrupted = whole.answer.tokens().get(cut).copied();
+            if free != uninterrupted {
+                let resumed = whole.rest(live, cut).await?.tokens().first().copied();
+                counted += u32::from(resumed == uninterrupted);
+                forgotten += u32::from(resumed == free);
+            }
+        }
+    }
+    ensure!(
+        forgotten < SEVERAL || forgotten <= counted,
+        "of the resumed answers that penalties change, {forgotten} begin as without penalties, and {counted} as uninterrupted: \
+         draws do not count the resumed tokens"
+    );
+    Ok(())
 }
 
 type Penalty = (SamplingOption, fn(&mut GenerateRequest));

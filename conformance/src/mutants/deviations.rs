@@ -63,8 +63,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "variance-hides-forgotten-penalties",
         stands_for: "penalties that count what this instance generated, in an engine whose answers may be others in a batch",
-        killed_by: &["MG07"],
+        killed_by: &["MG07", "MG12"],
         build: |_, _| deviating(Flaw::PenaltiesForgottenOnResume, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-penalties-forgotten-by-draws",
+        stands_for: "a sampler that is warmed up with resumed tokens where it is greedy only, in such an engine",
+        killed_by: &["MG12"],
+        build: |_, _| deviating(Flaw::PenaltiesForgottenByDraws, BATCH_VARIANT),
     },
     Mutant {
         name: "variance-hides-a-forgotten-grammar",
