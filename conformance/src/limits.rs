@@ -10,7 +10,8 @@ pub struct Limits {
     pub call: Duration,
     /// `cleanup`, which may take longer than any other call: a device has to be free again.
     pub cleanup: Duration,
-    /// From a cancellation or a drop to its visible effect.
+    /// From a cancellation or a drop to its visible effect: 48 times the warm-up's time per token, if that is more than 2 s. The
+    /// contract's ten times are those of a step, which takes longer in a full batch than in the warm-up.
     pub cancel: Duration,
     /// `start`.
     pub start: Duration,
@@ -110,6 +111,8 @@ mod tests {
             (slow.wall, slow.answer_tokens),
             (Duration::from_secs(96), 48)
         );
+        let token = Duration::from_millis(200);
+        assert_eq!(slow.cancel, token * 48);
     }
 
     #[test]
