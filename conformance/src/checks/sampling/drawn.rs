@@ -340,31 +340,17 @@ async fn narrowed(live: &Live, temperature: f32, narrow: Narrow) -> CheckResult 
     ))
 }
 
-/// The shown candidates must come more often at a lower temperature, and less often at a higher one. The minimum change follows
-/// from the tokens not shown: together they have the rest of the probability, and none has more than the worst shown one.
+/// The shown candidates must come more often at a lower temperature, and less often at a higher one.
 async fn colder_and_hotter(live: &Live) -> CheckResult {
     for temperature in [0.1, 2.0] {
         let mut shown = Tally::default();
         for place in drawn(live, temperature, &[]).await? {
             let candidates = place.candidates();
-            let Some(worst) = candidates.last() else {
+            let Some(share) = share_of(&candidates, temperature, live.vocab_size()) else {
                 continue;
             };
-            let power = 1.0 / f64::from(temperature);
-            let probability = |it: &TopLogprob| f64::from(it.logprob).exp();
-            let mass: f64 = candidates.iter().map(|it| probability(it)).sum();
-            // In units of the worst, so that nothing underflows to 0.
-            let unit = probability(worst);
-            if !unit.is_normal() {
-                continue;
-            }
-            let of_shown: f64 = candidates
-                .iter()
-                .map(|it| (probability(it) / unit).powf(power))
-                .sum();
-            let of_rest = (1.0 - mass).max(0.0) / unit;
             let is_shown = candidates.iter().any(|it| it.token_id == place.token);
-            shown.add(is_shown, of_shown / (of_shown + of_rest));
+            shown.add(is_shown, share);
         }
         let (came, bound, margin) = (shown.came, shown.expected, shown.margin());
         let is_colder = temperature < 1.0;
@@ -380,4 +366,63 @@ async fn colder_and_hotter(live: &Live) -> CheckResult {
         );
     }
     Ok(())
+}
+
+/// The share of the shown candidates at a temperature: the least at a low one, the most at a high one. It follows from the tokens
+/// not shown: together they have the rest of the probability, and none has more than the worst shown one. `None` if that one's
+/// probability is too small to compute with.
+fn share_of(candidates: &[&TopLogprob], temperature: f32, vocab_size: u32) -> Option<f64> {
+    let probability = |it: &TopLogprob| f64::from(it.logprob).exp();
+    // In units of the worst, so that nothing underflows to 0.
+    let unit = candidates.last().map(|worst| probability(worst))?;
+    if !unit.is_normal() {
+        return None;
+    }
+    let power = 1.0 / f64::from(temperature);
+    let mass: f64 = candidates.iter().map(|it| probability(it)).sum();
+    let of_shown: f64 = candidates
+        .iter()
+        .map(|it| (probability(it) / unit).powf(power))
+        .sum();
+    // There are no more than the vocabulary has, however the rounding of the others compares with the worst one.
+    let of_rest = ((1.0 - mass).max(0.0) / unit).min(f64::from(vocab_size));
+    // Right for a sum that overflows, too.
+    Some(1.0 / (1.0 + of_rest / of_shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(logprobs: &[f32], temperature: f32) -> Option<f64> {
+        let candidate = |(token_id, logprob): (TokenId, &f32)| TopLogprob {
+            token_id,
+            logprob: *logprob,
+        };
+        let candidates: Vec<TopLogprob> = (0..).zip(logprobs).map(candidate).collect();
+        let candidates: Vec<&TopLogprob> = candidates.iter().collect();
+        share_of(&candidates, temperature, 1000)
+    }
+
+    #[test]
+    fn the_share_of_the_shown_follows_the_temperature() {
+        let half = 0.5_f32.ln();
+        let quarter = 0.25_f32.ln();
+        let near = |share: Option<f64>, expected: f64| {
+            assert!((share.unwrap() - expected).abs() < 1e-3, "{share:?}");
+        };
+        // One further token has the last quarter.
+        near(share(&[half, quarter], 1.0), 0.75);
+        near(share(&[half, quarter], 0.5), 5.0 / 6.0);
+        assert_eq!(share(&[half, f32::NEG_INFINITY], 1.0), None);
+    }
+
+    #[test]
+    fn a_candidate_that_hardly_ever_comes_proves_nothing() {
+        let half = 0.5_f32.ln();
+        // Its power overflows at a low temperature.
+        assert_eq!(share(&[0.0, -75.0], 0.1), Some(1.0));
+        // The rounding of the others is many times its probability.
+        assert!(share(&[half, half - 1e-6, -40.0], 2.0).unwrap() > 0.99);
+    }
 }
