@@ -382,6 +382,28 @@ fn a_large_penalty_is_refused_in_the_stream() {
     assert_eq!(mild.verdict, Verdict::Pass);
 }
 
+/// An engine whose answers have one token, which is the same in nine of ten draws. The first eight seeds give no other.
+struct NearlyCertain;
+
+impl Fault for NearlyCertain {
+    fn ask(&self, call: &mut Call) -> Result<(), EngineError> {
+        call.request.stop.max_tokens = Some(1);
+        let sampling = &mut call.request.sampling;
+        sampling.logit_bias = [(7, 10.0)].into();
+        sampling.seed = sampling.seed.map(|seed| seed + 24);
+        Ok(())
+    }
+}
+
+#[test]
+fn an_engine_that_is_nearly_certain_of_its_token() {
+    let seeds = find("DT03").unwrap();
+    let certain = run_check(seeds, |scenario: &Scenario| {
+        faulty(capable(scenario), NearlyCertain)
+    });
+    assert_eq!(certain.verdict, Verdict::Pass);
+}
+
 /// An engine whose sums depend on how much of a prompt is cached: its answers then become others after their beginning.
 #[derive(Default)]
 struct RoundsWarm {
