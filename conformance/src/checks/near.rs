@@ -1,6 +1,6 @@
 //! Compares an answer beside others with the answer alone: equal, or close for an engine that declares
 //! [`Deviation::BatchVariant`](genset_backend_common::config::Deviation::BatchVariant). For the groups CC, CN and DT; and for
-//! MG, which compares a resumed answer with an uninterrupted one.
+//! MG and DG, which compare a resumed answer with an uninterrupted one, and one of two instances with that of one.
 //!
 //! Another order of summation changes the last bits of logits. So a choice changes only where two tokens are almost equally
 //! likely, which log probabilities show if available. Few answers change at their beginning.

@@ -9,6 +9,7 @@ use genset_backend_common::{
 use serde_json::json;
 
 use super::disaggregated::{Watched, decode, ensure_as_one, prefill, request};
+use super::near::Choice;
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, check, ensure, skip};
 use crate::trial::Trial;
@@ -215,13 +216,14 @@ async fn same_draws(trial: Trial) -> CheckResult {
     whole.needs(SamplingOption::Temperature)?;
     let first = trial.start_as(Role::Prefill).await?;
     let second = trial.start_as(Role::Decode).await?;
-    for seed in 0..3 {
+    let requests = (0..3).map(|seed| {
         let mut request = request(&whole, seed);
         request.sampling.temperature = Some(1.0);
         request.sampling.seed = Some(seed);
-        ensure_as_one(&whole, [&first, &second], request, "with a seed ").await?;
-    }
-    Ok(())
+        request
+    });
+    let legs = [&first, &second];
+    ensure_as_one(&whole, legs, Choice::Seeded, requests, "with a seed ").await
 }
 
 async fn ended_holds_nothing(trial: Trial) -> CheckResult {

@@ -150,6 +150,7 @@ pub(super) enum Flaw {
     RoundsInCompany,
     DrawsRoundOnResume,
     GreedyRoundsOnResume,
+    DecodeRounds,
     NoiseInCompany,
     PenaltiesCountPrompt,
 }

@@ -85,6 +85,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| deviating(Flaw::MinTokensTakenTwice, BATCH_VARIANT),
     },
     Mutant {
+        name: "variance-hides-a-corrupt-transfer",
+        stands_for: "blocks that arrive in another layout than they left in, in such an engine",
+        killed_by: &["DG03", "DG15"],
+        build: |_, _| deviating(Flaw::TransferCorrupts, BATCH_VARIANT),
+    },
+    Mutant {
         name: "variance-hides-draws",
         stands_for: "a temperature of 0 that is a small number, so that answers vary on an idle engine, too",
         killed_by: &[
@@ -162,6 +168,12 @@ pub(super) const CONTROLS: &[Mutant] = &[
         stands_for: "a prompt that is summed up in another order than single tokens",
         killed_by: &[],
         build: |_, _| deviating(Flaw::GreedyRoundsOnResume, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "batch-variant-on-decode",
+        stands_for: "a prompt computed elsewhere, so that what is left of it is another batch",
+        killed_by: &[],
+        build: |_, _| deviating(Flaw::DecodeRounds, BATCH_VARIANT),
     },
     Mutant {
         name: "penalties-count-prompt",

@@ -246,6 +246,7 @@ impl Decoder {
             Flaw::DrawsRoundOnResume if is_resumed && is_drawn => COARSE_ROUNDING,
             // This model's best tokens are closer to each other than a trained model's.
             Flaw::GreedyRoundsOnResume if is_resumed && !is_drawn => ROUNDING,
+            Flaw::DecodeRounds if running.role == Role::Decode => COARSE_ROUNDING,
             Flaw::NoiseInCompany if running.has_company() => NOISE,
             _ => return logits,
         };
