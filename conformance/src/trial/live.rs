@@ -152,11 +152,16 @@ impl Live {
     }
 
     /// The length of an answer, up to `wanted` tokens after a prompt of `prompt_len`: less if the context is small or the
-    /// engine slow.
+    /// engine slow. After words, it is at most half of what the context holds besides as many tokens: each may be several, and a
+    /// template adds more.
     #[must_use]
     pub fn affordable_answer(&self, prompt_len: usize, wanted: u32) -> u32 {
         let prompt = u32::try_from(prompt_len).unwrap_or(u32::MAX);
         let room = self.config.context_length_tokens.saturating_sub(prompt);
+        let room = match self.medium().is_tokens() {
+            true => room,
+            false => room / 2,
+        };
         wanted
             .min(room)
             .min(self.trial.limits().answer_tokens)
