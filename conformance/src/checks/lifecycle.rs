@@ -12,7 +12,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::task::Poll;
 use std::time::Duration;
 
-use genset_backend_common::{EngineConfig, ErrorKind, Role, StartContext};
+use genset_backend_common::{
+    EngineConfig, EngineError, ErrorKind, Role, StartContext, worker::WorkerConfig,
+};
 
 use super::leaks;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -169,10 +171,8 @@ async fn dropped_start(trial: Trial) -> CheckResult {
         let before = leaks::tasks();
         let subject = trial.build();
         start_until(&subject, cut).await;
-        let cleaned = trial
-            .cleaning("cleanup after a dropped start", subject.engine.cleanup())
-            .await?;
-        if let Err(error) = cleaned {
+        let what = "cleanup after a dropped start";
+        if let Err(error) = clean_up_early(&trial, what, &subject).await? {
             fail!("cleanup failed after start was dropped ({cut:?}): {error}");
         }
         trial.release(&subject);
@@ -225,9 +225,24 @@ async fn starts_given_up(trial: Trial) -> CheckResult {
 
 async fn put_away(trial: &Trial, subject: &Subject) -> CheckResult {
     // Other checks judge the result.
-    drop(trial.cleaning("cleanup", subject.engine.cleanup()).await?);
+    drop(clean_up_early(trial, "cleanup", subject).await?);
     trial.release(subject);
     Ok(())
+}
+
+/// Cleans up an engine whose start did not come to its end. A thread that loads may have to do so first, and the cleanup that
+/// sets the usual limit was after a whole start. So this one has the time that a Worker waits.
+async fn clean_up_early(
+    trial: &Trial,
+    what: &str,
+    subject: &Subject,
+) -> Result<Result<(), EngineError>, Stop> {
+    let worker = WorkerConfig::default();
+    let limit = trial.limits().cleanup.max(worker.cleanup_timeout);
+    let cleaned = trial.within(what, limit, subject.engine.cleanup()).await;
+    // As after any cleanup, the next one begins the silence anew.
+    trial.note_wait();
+    cleaned
 }
 
 async fn build_and_drop(trial: Trial) -> CheckResult {

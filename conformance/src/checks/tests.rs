@@ -14,7 +14,7 @@ use genset_backend_common::{
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use tokio::sync::{Mutex, Semaphore, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::find;
 use crate::check::{CheckResult, SkipReason, Stop};
@@ -245,6 +245,34 @@ impl Fault for Frees {
 async fn a_slow_cleanup_may_follow_the_drain_of_a_prefill_instance() {
     let factory = |scenario: &Scenario| faulty(capable(scenario), Frees);
     assert_eq!(cleaned("DG05", factory).await, Ok(()));
+}
+
+/// Loads for 20 s on a thread that cannot be stopped: the cleanup waits for it.
+#[derive(Default)]
+struct LoadsToItsEnd(Mutex<Option<Instant>>);
+
+#[async_trait]
+impl Fault for LoadsToItsEnd {
+    async fn start(&self, inner: &Inner, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let end = Instant::now() + Duration::from_secs(20);
+        *self.0.lock().await = Some(end);
+        sleep_until(end).await;
+        inner.start(ctx).await
+    }
+
+    async fn cleanup(&self, inner: &Inner) -> Result<(), EngineError> {
+        let end = *self.0.lock().await;
+        if let Some(end) = end {
+            sleep_until(end).await;
+        }
+        inner.cleanup().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cleanup_may_wait_for_a_load_whose_start_was_dropped() {
+    let factory = |scenario: &Scenario| faulty(capable(scenario), LoadsToItsEnd::default());
+    assert_eq!(cleaned("LC05", factory).await, Ok(()));
 }
 
 /// Sends the tokens of an answer as one item.
