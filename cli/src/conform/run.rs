@@ -415,7 +415,7 @@ fn told(failure: &SequenceFailure) -> Result<u8, EngineError> {
 }
 
 /// The largest report, in bytes. Transcripts of all checks are a few MiB.
-const MAX_REPORT_BYTES: u64 = 256 << 20;
+const MAX_REPORT_BYTES: u64 = 64 << 20;
 
 /// The largest file of waivers, in bytes.
 const MAX_WAIVERS_BYTES: u64 = 1 << 20;
