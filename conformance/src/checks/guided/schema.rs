@@ -71,7 +71,8 @@ fn has_type(schema: &Value, value: &Value) -> bool {
         None => true,
         Some("null") => value.is_null(),
         Some("boolean") => value.is_boolean(),
-        Some("integer") => value.is_i64(),
+        // Also -0, which is no `i64`.
+        Some("integer") => value.as_f64().is_some_and(|number| number.fract() == 0.0),
         Some("number") => value.is_number(),
         Some("string") => value.is_string(),
         Some("array") => value.is_array(),
@@ -121,4 +122,21 @@ fn properties_validate(schema: &Value, value: &Value) -> bool {
                 Some(property) => validates(property, entry),
                 None => !is_closed,
             })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_integer_has_no_fraction_however_it_is_written() {
+        let digit = json!({ "type": "integer", "minimum": 0, "maximum": 9 });
+        let is_digit = |text: &str| validates(&digit, &serde_json::from_str(text).unwrap());
+        for text in ["0", "-0", "9", "9.0"] {
+            assert!(is_digit(text), "{text}");
+        }
+        for text in ["0.5", "-1", "10", "\"1\""] {
+            assert!(!is_digit(text), "{text}");
+        }
+    }
 }
