@@ -1,5 +1,6 @@
 //! EM: embeddings, for engines that declare that they embed token sequences.
 
+use futures_util::future::try_join_all;
 use genset_backend_common::{GenerateRequest, Input, Output, TokenId};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
@@ -60,13 +61,22 @@ async fn one_each_in_order(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let inputs = inputs(&live);
     let together = embed(&live, inputs.clone()).await?;
-    for (place, (input, embedding)) in inputs.into_iter().zip(together).enumerate() {
-        let alone = embed(&live, vec![input]).await?.remove(0);
-        ensure!(
-            is_same(&alone, &embedding)
-                || (live.varies_with_batch() && is_near(&alone, &embedding)),
-            "input {place} of a batch has another embedding than alone"
-        );
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for input in &inputs {
+        alone.extend(embed(&live, vec![input.clone()]).await?);
+    }
+    for some in inputs.chunks(live.at_once(u32::MAX)) {
+        let asked = some.iter().map(|input| embed(&live, vec![input.clone()]));
+        beside.extend(try_join_all(asked).await?.into_iter().flatten());
+    }
+    for (embeddings, when) in [(together, "of a batch"), (beside, "of requests at once")] {
+        for (place, (alone, embedding)) in alone.iter().zip(embeddings).enumerate() {
+            ensure!(
+                is_same(alone, &embedding)
+                    || (live.varies_with_batch() && is_near(alone, &embedding)),
+                "input {place} {when} has another embedding than alone"
+            );
+        }
     }
     Ok(())
 }

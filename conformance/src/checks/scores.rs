@@ -1,5 +1,6 @@
 //! SC: scores, for engines that declare that they score pairs of texts.
 
+use futures_util::future::try_join_all;
 use genset_backend_common::{GenerateRequest, Input, Output, TokenId, request::ScorePair};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
@@ -72,14 +73,23 @@ async fn one_each_in_order(trial: Trial) -> CheckResult {
     let may_vary = live.varies_with_batch();
     let pairs = pairs(&live);
     let together = score(&live, pairs.clone()).await?;
-    for (place, (pair, among_others)) in pairs.into_iter().zip(together).enumerate() {
-        let alone = score(&live, vec![pair]).await?.remove(0);
-        let is_same = alone.to_bits() == among_others.to_bits()
-            || (may_vary && (alone - among_others).abs() <= TOLERANCE * alone.abs().max(1.0));
-        ensure!(
-            is_same,
-            "pair {place} of a batch has the score {among_others}, and {alone} alone"
-        );
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for pair in &pairs {
+        alone.extend(score(&live, vec![pair.clone()]).await?);
+    }
+    for some in pairs.chunks(live.at_once(u32::MAX)) {
+        let asked = some.iter().map(|pair| score(&live, vec![pair.clone()]));
+        beside.extend(try_join_all(asked).await?.into_iter().flatten());
+    }
+    for (scores, when) in [(together, "of a batch"), (beside, "of requests at once")] {
+        for (place, (alone, score)) in alone.iter().zip(scores).enumerate() {
+            let is_same = alone.to_bits() == score.to_bits()
+                || (may_vary && (alone - score).abs() <= TOLERANCE * alone.abs().max(1.0));
+            ensure!(
+                is_same,
+                "pair {place} {when} has the score {score}, and {alone} alone"
+            );
+        }
     }
     Ok(())
 }

@@ -1,10 +1,14 @@
 //! An engine with embeddings, and faults that the checks of EM catch.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use genset_backend_common::{
     EngineConfig, EngineError, Finish, Input, OutputStream, TokenId, async_trait,
     config::{Deviation, InputKind},
     output,
 };
+use parking_lot::Mutex;
 
 use super::Mutant;
 use super::fault::{Call, Fault, Inner, digest, with_fault};
@@ -116,6 +120,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
             with_fault(clean, scenario, Embeds::new(normalised))
         },
     },
+    Mutant {
+        name: "embedded-from-a-shared-buffer",
+        stands_for: "a buffer for the inputs that the next request fills again: one client's vector under another's document",
+        killed_by: &["EM01"],
+        build: |clean, scenario| with_fault(clean, scenario, SharesABuffer::default()),
+    },
 ];
 
 /// A change to the embeddings of inputs.
@@ -165,6 +175,33 @@ impl Fault for Embeds {
         let mut embeddings = inputs.iter().map(|input| embedding(input)).collect();
         (self.wrong)(&mut embeddings, inputs);
         Ok(output::stream(call.ctx, |out| async move {
+            out.embeddings(embeddings).await?;
+            Ok(Finish::stop())
+        }))
+    }
+}
+
+/// Embeds what is in its buffer when the computation begins.
+#[derive(Default)]
+struct SharesABuffer {
+    inputs: Arc<Mutex<Vec<Vec<TokenId>>>>,
+}
+
+#[async_trait]
+impl Fault for SharesABuffer {
+    fn declare(&self, config: &mut EngineConfig) {
+        config.capabilities.inputs.insert(InputKind::Embed);
+    }
+
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let Input::Embed(inputs) = &call.request.input else {
+            return inner.generate(call.request, call.ctx).await;
+        };
+        *self.inputs.lock() = inputs.to_vec();
+        let buffer = Arc::clone(&self.inputs);
+        Ok(output::stream(call.ctx, |out| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let embeddings = buffer.lock().iter().map(|input| embedding(input)).collect();
             out.embeddings(embeddings).await?;
             Ok(Finish::stop())
         }))

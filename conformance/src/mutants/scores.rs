@@ -1,9 +1,13 @@
 //! An engine that scores pairs, and faults that the checks of SC catch.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use genset_backend_common::{
     EngineConfig, EngineError, Finish, Input, OutputStream, TokenId, async_trait,
     config::InputKind, output, request::ScorePair,
 };
+use parking_lot::Mutex;
 
 use super::Mutant;
 use super::fault::{Call, Fault, Inner, digest, with_fault};
@@ -86,6 +90,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
             with_fault(clean, scenario, Scores(overflows))
         },
     },
+    Mutant {
+        name: "scored-from-a-shared-buffer",
+        stands_for: "a buffer for the pairs that the next request fills again: one client's ranking of another's documents",
+        killed_by: &["SC01"],
+        build: |clean, scenario| with_fault(clean, scenario, SharesABuffer::default()),
+    },
 ];
 
 /// A change to the scores of pairs.
@@ -114,6 +124,34 @@ impl Fault for Scores {
             .collect();
         self.0(&mut scores, pairs);
         Ok(output::stream(call.ctx, |out| async move {
+            out.scores(scores).await?;
+            Ok(Finish::stop())
+        }))
+    }
+}
+
+/// Scores what is in its buffer when the computation begins.
+#[derive(Default)]
+struct SharesABuffer {
+    pairs: Arc<Mutex<Vec<ScorePair>>>,
+}
+
+#[async_trait]
+impl Fault for SharesABuffer {
+    fn declare(&self, config: &mut EngineConfig) {
+        config.capabilities.inputs.insert(InputKind::Score);
+    }
+
+    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
+        let Input::Score(pairs) = &call.request.input else {
+            return inner.generate(call.request, call.ctx).await;
+        };
+        *self.pairs.lock() = pairs.to_vec();
+        let buffer = Arc::clone(&self.pairs);
+        Ok(output::stream(call.ctx, |out| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let scored = |pair: &ScorePair| score_of(&pair.token_ids);
+            let scores = buffer.lock().iter().map(scored).collect();
             out.scores(scores).await?;
             Ok(Finish::stop())
         }))
