@@ -169,6 +169,14 @@ def test_every_exception_has_its_own_kind() -> None:
     assert wire["details"] == {"field": "f", "retry_after": {"secs": 1, "nanos": 500_000_000}}
 
 
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("client", "cancelled"), ("deadline", "deadline_exceeded"), ("shutdown", "engine_shutdown"), ("engine_dead", "disconnected")],
+)
+def test_a_stop_is_the_same_error_as_in_the_protocol(reason: str, kind: str) -> None:
+    assert exceptions.EngineError.of_reason(reason).kind == kind
+
+
 def test_an_error_made_of_anything_can_be_sent_and_read() -> None:
     class Broken(Exception):
         pass

@@ -28,8 +28,10 @@ class EngineError(Exception):
         """The error of a request that was stopped for `reason`, as `Context.stop_reason` names it."""
         if reason == "deadline":
             return DeadlineExceeded("the request's deadline passed before it finished")
-        if reason in ("shutdown", "engine_dead"):
+        if reason == "shutdown":
             return EngineShutdown("the server is shutting down and cut the request short; send it again")
+        if reason == "engine_dead":
+            return Disconnected("the engine died while it served the request; send it again")
         return Cancelled("the request was cancelled")
 
     def __str__(self) -> str:
