@@ -73,6 +73,22 @@ def test_vectors_have_32_bits_and_other_numbers_keep_theirs() -> None:
     assert made.items({"scores": [0.1]}) == [pack({"scores": [0.1]})]
 
 
+def test_a_chunk_with_tokens_and_their_text_is_one_item() -> None:
+    of_tokens, of_text = Answer({"model": "m", "token_ids": [1]}), Answer({"model": "m", "text": "t"})
+
+    def items(made: Answer, **more: Any) -> list[Any]:
+        chunk: Any = {"token_ids": [5, 6], "index": 0, "text": "hi", **more}
+        return [msgpack.unpackb(item) for item in made.items(chunk)]
+
+    assert items(of_tokens) == [{"tokens": {"token_ids": [5, 6]}}]
+    assert items(of_text) == [{"text": {"text": "hi", "token_count": 2}}]
+    (last,) = items(of_tokens, finish_reason="stop")
+    assert (last["finished"]["last"], last["finished"]["usage"]["completion_tokens"]) == ({"token_ids": [5, 6]}, 4)
+    text, end = items(of_text, finish_reason="stop")
+    assert text == {"text": {"text": "hi", "token_count": 2}}
+    assert (end["finished"]["last"], end["finished"]["usage"]["completion_tokens"]) == ({}, 4)
+
+
 def test_usage_is_counted_where_the_engine_gives_none() -> None:
     request: GenerateRequest = {"token_ids": [1, 2, 3]}
     items = answer(request, {"token_ids": [5, 6]}, {"token_ids": []}, {"token_ids": [7], "finish_reason": "eos"})

@@ -105,6 +105,7 @@ class Answer:
     def __init__(self, request: GenerateRequest) -> None:
         self._prompt_tokens = len(request.get("token_ids") or ()) + sum(map(len, request.get("embed") or ()))
         self._prompt_tokens += sum(len(pair["token_ids"]) for pair in request.get("score") or ())
+        self._is_of_tokens = "token_ids" in request
         self.completion_tokens = 0
         self.is_finished = False
 
@@ -137,16 +138,22 @@ class Answer:
     def _maps(self, chunk: GenerateChunk) -> list[dict[str, Any]]:
         reason = chunk.get("finish_reason")
         items: list[dict[str, Any]] = []
-        if "text" in chunk:
-            count = chunk.get("token_count", 1 if chunk["text"] else 0)
+        token_ids, text, count = chunk.get("token_ids"), chunk.get("text"), chunk.get("token_count")
+        if token_ids and text is not None:
+            # The same tokens twice. The answer has the form of the request.
+            if self._is_of_tokens:
+                text = None
+            else:
+                count, token_ids = _known(count, len(token_ids)), None
+        if text is not None:
+            count = _known(count, 1 if text else 0)
             self.completion_tokens += count
-            if chunk["text"] or count:
-                items.append({"text": {"text": chunk["text"], "token_count": count}})
+            if text or count:
+                items.append({"text": {"text": text, "token_count": count}})
         if "embeddings" in chunk:
             items.append({"embeddings": chunk["embeddings"]})
         if "scores" in chunk:
             items.append({"scores": chunk["scores"]})
-        token_ids = chunk.get("token_ids")
         tokens: dict[str, Any] = {}
         if token_ids:
             self.completion_tokens += len(token_ids)

@@ -132,7 +132,8 @@ class GenerateChunk(TypedDict, total=False):
     logprobs: list[TokenLogprob]
     """One entry per token, if the request asked for them."""
     text: str
-    """From engines that detokenize, together with `token_count`."""
+    """From engines that detokenize, together with `token_count`. Beside `token_ids` it is the same tokens: the answer to a request with
+    `token_ids` has those, any other has the text."""
     token_count: int
     embeddings: list[list[float]]
     scores: list[float]
