@@ -147,6 +147,28 @@ def test_a_context_tells_of_its_stop_by_dynamo_s_names_too() -> None:
     asyncio.run(main())
 
 
+def test_a_stop_awaited_beside_each_token_keeps_nothing() -> None:
+    async def main() -> None:
+        context, seen = Context(), asyncio.Event()
+
+        async def watch() -> None:
+            await context.stopped()
+            seen.set()
+
+        for _ in range(3):
+            token = asyncio.ensure_future(asyncio.sleep(0))
+            await asyncio.wait([token, context.async_killed_or_stopped()], return_when=asyncio.FIRST_COMPLETED)
+            assert not (context._waiting or context._awaited)
+        # A task that waits for the stop alone stays: the event loop does not hold it.
+        asyncio.ensure_future(watch())
+        await asyncio.sleep(0)
+        gc.collect()
+        context.stop()
+        await asyncio.wait_for(seen.wait(), 30)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("is_handler_s", [False, True])
 def test_a_request_ends_with_the_context_that_it_is_made_for(is_handler_s: bool) -> None:
     async def main() -> None:
@@ -181,7 +203,7 @@ def test_a_request_that_is_over_leaves_nothing_in_its_context() -> None:
         # The bridge keeps none.
         bridge.asked.clear()
         assert asked() is None
-        assert not (context._waiting or context._followers)
+        assert not (context._waiting or context._awaited or context._followers)
 
     asyncio.run(main())
 

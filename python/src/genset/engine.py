@@ -25,6 +25,32 @@ class Follower(Protocol):
         """That one was stopped."""
 
 
+class _Stopped(asyncio.Future[bool]):
+    """Done when its request is stopped. The context holds it only while something waits for it: a program may make one for each token."""
+
+    def __init__(self, awaited: set[_Stopped]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self._awaited = awaited
+        self._waiters = 0
+
+    def add_done_callback(self, *arguments: Any, **named: Any) -> None:
+        super().add_done_callback(*arguments, **named)
+        self._waiters += 1
+        if not self.done():
+            self._awaited.add(self)
+
+    def remove_done_callback(self, fn: Any, /) -> int:
+        removed = super().remove_done_callback(fn)
+        self._waiters -= removed
+        if not self._waiters:
+            self._awaited.discard(self)
+        return removed
+
+    def cancel(self, msg: Any = None) -> bool:
+        self._awaited.discard(self)
+        return super().cancel(msg)
+
+
 class Context:
     """The context of one request: id, headers, trace, deadline and cancellation."""
 
@@ -39,7 +65,8 @@ class Context:
     ) -> None:
         self._id = request_id
         self._reason: str | None = None
-        self._waiting: set[asyncio.Future[bool]] = set()
+        self._waiting: weakref.WeakSet[_Stopped] | None = None
+        self._awaited: set[_Stopped] = set()
         self.headers: Mapping[str, str] = headers or {}
         self.traceparent = traceparent
         """W3C trace context, empty when there is none."""
@@ -70,9 +97,10 @@ class Context:
         """Stops the request; the first reason is kept. Called by the package, by tests, and for a context that the program made."""
         if self._reason is None:
             self._reason = reason
-            for waiting in self._waiting:
+            for waiting in list(self._waiting or ()):
                 if not waiting.done():
                     waiting.set_result(True)
+            self._awaited.clear()
             for follower in list(self._followers or ()):
                 follower.stop(reason)
 
@@ -93,12 +121,13 @@ class Context:
 
     def async_killed_or_stopped(self) -> asyncio.Future[bool]:
         """As `stopped`, as a future."""
-        stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if self._reason is None:
-            self._waiting.add(stopped)
-            stopped.add_done_callback(self._waiting.discard)
-        else:
+        stopped = _Stopped(self._awaited)
+        if self._reason is not None:
             stopped.set_result(True)
+        elif self._waiting is None:
+            self._waiting = weakref.WeakSet((stopped,))
+        else:
+            self._waiting.add(stopped)
         return stopped
 
     def stop_generating(self) -> None:
