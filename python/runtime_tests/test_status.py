@@ -259,6 +259,14 @@ async def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) ->
         await Runtime.connect(status_port=70000)
 
 
+async def test_the_second_runtime_of_a_process_is_told_to_share_the_first() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with await Runtime.connect(status_port=port):
+        with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}: .*give both of them one"):
+            await Runtime.connect(status_port=port)
+
+
 def test_a_program_opens_the_port_of_its_environment(
     start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,12 +68,18 @@ _connecting: weakref.WeakValueDictionary[int, asyncio.Task[Runtime]] = weakref.W
 """The connections that `get_runtime` makes, by the event loop's id. A task holds its loop, so no other loop has that id meanwhile."""
 
 
+def _live() -> list[Runtime]:
+    # A copy: another thread's loop may connect one meanwhile.
+    found = [reference() for reference in _runtimes.valuerefs()]
+    return [runtime for runtime in found if runtime is not None]
+
+
 class Runtime:
     """This process in the fleet, for one event loop. `connect` makes it, `shutdown` ends it."""
 
-    def __init__(self, bridge: Bridge, has_status: bool = False) -> None:
+    def __init__(self, bridge: Bridge, status_port: int | None = None) -> None:
         self._bridge = bridge
-        self._has_status = has_status
+        self._status_port = status_port
         self._services: list[Service] = []
         self._ending: asyncio.Task[None] | None = None
         self._models: dict[str, Model] = {}
@@ -101,7 +107,7 @@ class Runtime:
         bridge = Bridge()
         try:
             named = await bridge.operation(lambda op: bridge.node.connect(op, flags, static))
-            runtime = cls(bridge, has_status=named is not None)
+            runtime = cls(bridge, named)
             if options.get("status_port") is not None:
                 await runtime.open_status()
         except BaseException:
@@ -118,14 +124,28 @@ class Runtime:
         The process is ready while it serves something, and all of it is listed. `worker` calls this at its start, and so does the first
         service. A script that only calls endpoints therefore takes no port from the process whose environment it inherited.
 
-        Raises `InvalidArgument`, naming the address, if the process cannot listen on it.
+        Raises `InvalidArgument`, naming the address, if the process cannot listen on it, as for the second `Runtime` of a process with one
+        port: what runs in one process shares its runtime, so that `/ready` is about all of it.
         """
         status = self._status
         # Tries again after a failure: the address may be free by now.
         if status is None or (status.done() and (status.cancelled() or status.exception() is not None)):
             status = self._status = self._bridge.operation(self._bridge.node.open_status)
-        # Several callers may wait for it.
-        return await asyncio.shield(status)
+        try:
+            # Several callers may wait for it.
+            return await asyncio.shield(status)
+        except InvalidArgument as error:
+            if not any(other._listens_on(self._status_port) for other in _live() if other is not self):
+                raise
+            problem = f"{error.message}; another Runtime of this process has the port: give both of them one, as in Worker(engine, config, runtime=runtime)"
+            raise InvalidArgument(problem, field=error.field) from None
+
+    def _listens_on(self, port: int | None) -> bool:
+        status, ending = self._status, self._ending
+        if status is None or self._status_port != port or (ending is not None and ending.done()):
+            return False
+        # Two that begin at once may not know yet which of them got the port.
+        return not status.done() or not (status.cancelled() or status.exception())
 
     def namespace(self, name: str) -> Namespace:
         """Returns a namespace: a pipeline, usually a model. Raises ValueError for an invalid name."""
@@ -143,7 +163,7 @@ class Runtime:
         """Serves until the shutdown. `Endpoint.serve_endpoint` and `genset.sdk` make services."""
         if self.is_draining:
             raise EngineShutdown("the runtime is shutting down")
-        if self._has_status:
+        if self._status_port is not None:
             await self.open_status()
             if self.is_draining:
                 return
@@ -389,10 +409,8 @@ async def get_runtime() -> Runtime:
     """Returns the first connected runtime of this event loop that is not shut down. Connects one if there is none, for scripts that
     only call endpoints."""
     loop = asyncio.get_running_loop()
-    # A copy: another thread's loop may connect one meanwhile.
-    for reference in _runtimes.valuerefs():
-        runtime = reference()
-        if runtime is not None and runtime._bridge.loop is loop and not runtime.is_draining:
+    for runtime in _live():
+        if runtime._bridge.loop is loop and not runtime.is_draining:
             return runtime
     connecting = _connecting.get(id(loop))
     if connecting is None or connecting.done():

@@ -37,7 +37,7 @@ class Worker:
     An engine that computes for long on the event loop blocks the whole program: `genset.backend.run` gives it its own process.
     A `BatchEngine` needs that too for shared steps: here each request takes its own. Without `runtime` the worker joins the fleet of its
     config, and SIGTERM or SIGINT drains it; with one, the program does both. Its metrics and those that the engine publishes are on the
-    status port, if `GENSET_STATUS_PORT` names one.
+    status port, if `GENSET_STATUS_PORT` names one. Several workers of a program with that port share a `runtime`.
     """
 
     def __init__(self, engine: LLMEngine, config: WorkerConfig, *, runtime: Runtime | None = None, grace: float = GRACE_S) -> None:
