@@ -16,7 +16,7 @@ from genset._bridge import Bridge
 from genset._client import ResponseStream
 from genset._frames import pack
 from genset._handler import Answering, Plain
-from genset.exceptions import Internal
+from genset.exceptions import Internal, NotFound
 from genset.llm import Tokens
 
 
@@ -227,6 +227,24 @@ def test_an_error_whose_text_cannot_be_had_ends_its_request(error: Exception) ->
         answering.on_call(cast(Any, call))
         assert await answering.idle(60)
         assert call.error()["message"].endswith("<its text is not available>")
+
+    asyncio.run(main())
+
+
+def test_an_error_of_a_program_s_own_class_ends_its_request() -> None:
+    class NoSuchVoice(NotFound):
+        def __init__(self, voice: str) -> None:
+            self.voice = voice
+
+    async def main() -> None:
+        async def fail(request: Any) -> Any:
+            raise NoSuchVoice("alto")
+
+        answering = Answering(cast(Bridge, FakeBridge()), "e", fail, Plain("e"))
+        call = FakeCall("a")
+        answering.on_call(cast(Any, call))
+        assert await answering.idle(60)
+        assert (call.error()["kind"], call.error()["message"]) == ("not_found", "alto")
 
     asyncio.run(main())
 

@@ -16,6 +16,10 @@ class EngineError(Exception):
     """
 
     kind: ClassVar[str] = "internal"
+    # For subclasses whose `__init__` does not call this one.
+    message: str = ""
+    field: str | None = None
+    retry_after: float | None = None
 
     def __init__(self, message: str, *, field: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -35,7 +39,7 @@ class EngineError(Exception):
         return Cancelled("the request was cancelled")
 
     def __str__(self) -> str:
-        message = str(self.message)
+        message = str(self._said())
         has_name = self.field is None or message.startswith(str(self.field))
         return message if has_name else f"{self.field}: {message}"
 
@@ -48,7 +52,10 @@ class EngineError(Exception):
         if after is not None:
             secs = int(after)
             details["retry_after"] = {"secs": secs, "nanos": int((after - secs) * 1e9)}
-        return {"kind": self.kind, "message": _text(self.message), "details": details}
+        return {"kind": self.kind, "message": _text(self._said()), "details": details}
+
+    def _said(self) -> object:
+        return self.args[0] if self.args and type(self.message) is str and not self.message else self.message
 
 
 def text_of(value: object) -> str:
