@@ -205,6 +205,8 @@ def test_an_error_made_of_anything_can_be_sent_and_read() -> None:
     assert [wire(message)["message"] for message in (42, None, Broken("why"))] == ["42", "None", "why"]
     assert wire("cut \ud83d", field="\ud83d")["message"] == "cut \\ud83d"
     assert wire("must be a place", field=3)["details"] == {"field": "3"}
+    # One frame has to hold it.
+    assert len(wire("x" * 100_000)["message"]) < 10_000
     for after in (-0.2, -(2**70)):
         assert wire("later", retry_after=after)["details"]["retry_after"] == {"secs": 0, "nanos": 0}
     for no_time in (float("inf"), float("nan"), 2**63, 10**400, "soon"):

@@ -58,12 +58,17 @@ class EngineError(Exception):
         return self.args[0] if self.args and type(self.message) is str and not self.message else self.message
 
 
+_MOST_CHARS = 8192
+"""A longer text is cut, since one frame has to hold it: an exception may contain a whole tensor."""
+
+
 def text_of(value: object) -> str:
-    """The value as text, also if its `__str__` fails."""
+    """The value as text, at most `_MOST_CHARS`, also if its `__str__` fails."""
     try:
-        return str(value)
+        text = str(value)
     except Exception:
         return "<its text is not available>"
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
 
 
 def _text(value: object) -> str:
