@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,17 @@ def test_memory_that_is_none_is_refused_where_it_is_declared(memory: str) -> Non
 def test_devices_come_whole(gpu: str) -> None:
     with pytest.raises(ValueError, match=f"gpu: '{gpu}' is no whole number of devices"):
         service(resources={"gpu": gpu})
+
+
+def test_devices_are_those_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, devices in (("0, 2,", ["0", "2"]), ("", []), ("-1", []), ("1,-1,2", ["1"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert serve._devices() == devices
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    listed = subprocess.CompletedProcess([], 0, "GPU 0: A (UUID: a)\n  MIG 1g.10gb Device 0: (UUID: b)\nGPU 1: A (UUID: c)\n")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: listed)
+    assert serve._devices() == ["0", "1"]
 
 
 def test_amounts_are_read() -> None:

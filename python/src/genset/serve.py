@@ -248,11 +248,14 @@ def _cores() -> list[str]:
 def _devices() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [device for device in visible.split(",") if device.strip()]
+        # As in CUDA, -1 hides what follows.
+        return list(itertools.takewhile(lambda device: device != "-1", filter(None, map(str.strip, visible.split(",")))))
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    return [str(index) for index, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+    # The lines of its instances (MIG) follow a GPU's own.
+    count = sum(line.startswith("GPU") for line in listed.stdout.splitlines())
+    return [str(index) for index in range(count)]
 
 
 class _Output(asyncio.SubprocessProtocol):
