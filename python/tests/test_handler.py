@@ -195,6 +195,24 @@ def test_a_handler_may_return_the_stream_of_a_client(is_coroutine: bool) -> None
     asyncio.run(main())
 
 
+def test_a_handler_may_take_its_context_by_name_alone() -> None:
+    async def named(request: Any, *, context: Context) -> Any:
+        return [request, context.id()]
+
+    async def other(request: Any, *, tokenizer: Any) -> None: ...
+
+    async def main() -> None:
+        bridge = FakeBridge()
+        answering = Answering(cast(Bridge, bridge), "e", named, Plain("e"))
+        answering.on_call(cast(Any, FakeCall("a")))
+        assert await answering.idle(60)
+        assert bridge.written == [pack(["a", "r"])]
+        with pytest.raises(TypeError, match="the handler of e takes 2 arguments"):
+            Answering(cast(Bridge, bridge), "e", other, Plain("e"))
+
+    asyncio.run(main())
+
+
 def test_a_handler_that_exits_ends_its_request_alone() -> None:
     async def main() -> None:
         async def leave(request: Any) -> Any:

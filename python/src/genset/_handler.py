@@ -105,8 +105,9 @@ def checked(codec: Codec, check: Callable[[Any], Any] | None, is_of_bodies: bool
     return codec if check is None else Checked(codec, check, is_of_bodies)
 
 
-def takes_context(handler: Handler, endpoint: str) -> bool:
-    """Whether a handler takes the context beside the request. Raises TypeError if it can be called with neither one nor both."""
+def called_with_both(handler: Handler, endpoint: str) -> Callable[[Any, Context], Any]:
+    """Returns a function of a request and its context that gives a handler what it takes of them. Raises TypeError if it can be called with
+    neither one nor both."""
     if not callable(handler):
         raise TypeError(
             f"the handler of {endpoint} is a {type(handler).__name__}, which cannot be called: give a function, not its result"
@@ -114,16 +115,22 @@ def takes_context(handler: Handler, endpoint: str) -> bool:
     try:
         parameters = inspect.signature(handler).parameters.values()
     except ValueError:  # A C callable with an unknown signature.
-        return False
+        return lambda request, context: handler(request)
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     has_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     needed = [each for each in positional if each.default is each.empty]
-    if len(needed) > 2 or not (positional or has_any):
+    by_name = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+    needed_by_name = [each for each in by_name if each.default is each.empty and each.name != "context"]
+    if len(needed) > 2 or needed_by_name or not (positional or has_any):
         raise TypeError(
-            f"the handler of {endpoint} takes {len(needed)} arguments: "
+            f"the handler of {endpoint} takes {len(needed + needed_by_name)} arguments: "
             "it is given the request, and as a second argument, where there is one, its context"
         )
-    return len(needed) == 2 or any(each.name == "context" for each in positional[1:2])
+    if len(needed) == 2 or any(each.name == "context" for each in positional[1:2]):
+        return handler
+    if any(each.name == "context" for each in by_name):
+        return lambda request, context: handler(request, context=context)
+    return lambda request, context: handler(request)
 
 
 class Answering:
@@ -141,9 +148,8 @@ class Answering:
         """Without `places` the handler is given every request at once."""
         self._bridge = bridge
         self._endpoint = endpoint
-        self._handler = handler
+        self._handle = called_with_both(handler, endpoint)
         self._on_stop = on_stop
-        self._with_context = takes_context(handler, endpoint)
         self._codec = codec
         self._places = places
         self._turns = Turns(bridge.loop)
@@ -229,8 +235,7 @@ class Answering:
                     # Its client left while it waited for its turn. A busy handler must not compute for nobody.
                     answer.cut()
                     return
-                arguments = (request, answer.stream.context) if self._with_context else (request,)
-                await answer.write(self._handler(*arguments), encoder)
+                await answer.write(self._handle(request, answer.stream.context), encoder)
         except asyncio.CancelledError:
             if answer.is_cancelled or answer.stream.is_cut():
                 answer.cut()
