@@ -470,6 +470,18 @@ def test_a_model_of_dates_and_the_like_arrives_as_it_was_sent() -> None:
     assert check(sent.jobs[0]) == job
 
 
+class Photo(BaseModel):
+    pixels: bytes
+    at: datetime.datetime
+
+
+def test_a_model_of_bytes_and_dates_arrives_as_it_was_sent() -> None:
+    photo = Photo(pixels=b"\xff\xd8", at=datetime.datetime(2026, 1, 2))
+    check = checker(Photo)
+    assert check is not None
+    assert check(decode(encode(photo, "a request"))) == photo
+
+
 class Kind(enum.Enum):
     SMALL = "small"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -49,16 +49,25 @@ def _plain(value: Any) -> Any:
 
 def _as_json(value: Any) -> Any:
     """As `_plain`, but a model that MessagePack cannot hold is as JSON has it, with texts for dates, UUIDs and the like, which pydantic
-    reads again. One that JSON cannot hold either stays plain: the error of that is about one field."""
+    reads again. Of one that JSON cannot hold either, such as one with bytes that are no text, only the fields that need it are."""
     plain = _plain(value)
     dump = getattr(value, "model_dump", None)
-    if dump is not None:
-        try:
-            msgpack.packb(plain, default=_plain)
-        except _UNFIT:
-            with contextlib.suppress(*_UNFIT):
-                return dump(mode="json")
+    if dump is None or _fits(plain, _plain):
+        return plain
+    with contextlib.suppress(*_UNFIT):
+        return dump(mode="json")
+    for name in [name for name, each in plain.items() if not _fits(each, _plain)] if isinstance(plain, dict) else ():
+        with contextlib.suppress(*_UNFIT):
+            plain[name] = dump(mode="json", include={name})[name]
     return plain
+
+
+def _fits(value: Any, default: Callable[[Any], Any]) -> bool:
+    try:
+        msgpack.packb(value, default=default)
+    except _UNFIT:
+        return False
+    return True
 
 
 _UNFIT = (TypeError, ValueError, OverflowError)
@@ -75,9 +84,7 @@ def _fault(value: Any, depth: int = 0) -> list[str]:
             return []
     inner = value.items() if isinstance(value, Mapping) else enumerate(value)
     for name, each in inner if depth < _DEEPEST_NAMED else ():
-        try:
-            msgpack.packb(each, default=_as_json)
-        except _UNFIT:
+        if not _fits(each, _as_json):
             return [str(name), *_fault(each, depth + 1)]
     return []
 
