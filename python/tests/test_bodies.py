@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genset._bodies import Bodies
-from genset._frames import pack
+from genset._frames import pack, unpack
 from genset.exceptions import Internal
 
 
@@ -32,3 +32,27 @@ def test_each_piece_that_is_kept_for_the_end_is_told(is_stream: bool, kept: int)
     answer.items("text")
     answer.items({"choices": [{"index": 0, "delta": {"content": "a"}}]})
     assert len(told) == kept
+
+
+class Model:
+    """Has fields as a pydantic model has them."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self, exclude_none: bool) -> dict[str, Any]:
+        return self.fields
+
+
+@pytest.mark.parametrize("part", ["delta", "message"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_parts_of_an_object_may_be_models(is_stream: bool, part: str) -> None:
+    body = {"messages": [], "stream": is_stream}
+    _, answer = Bodies("demo.chat.answer", "m", lambda: None).request(pack({"input": {"text": json.dumps(body)}}))
+    call = Model(id="c", function={"name": "look", "arguments": "{}"})
+    choice = Model(index=0, **{part: Model(content="a", tool_calls=[call])})
+    items = answer.items({"choices": [choice], "usage": Model(completion_tokens=4)})
+    items += answer.finish()
+    made = json.loads(unpack(items[0])["text"]["text"])["choices"][0]["delta" if is_stream else "message"]
+    assert (made["content"], made["tool_calls"][0]["function"]["name"]) == ("a", "look")
+    assert unpack(items[-1])["finished"]["usage"]["completion_tokens"] == 4

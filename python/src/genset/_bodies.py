@@ -68,7 +68,7 @@ class BodyAnswer:
         if isinstance(value, str):
             return self._event(self._chunk({"content": value})) if self._is_stream else self._keep_text(value)
         made = self._object(value)
-        self._usage = made.get("usage") or self._usage
+        self._usage = _dumped(made.get("usage")) or self._usage
         is_whole = self._is_chat and any("message" in choice for choice in made["choices"])
         if self._is_stream:
             return self._event(_as_chunk(made) if is_whole else made)
@@ -100,8 +100,7 @@ class BodyAnswer:
         return [*items, pack({"finished": {"reason": "stop", "usage": usage, "last": {}}})]
 
     def _object(self, value: Any) -> dict[str, Any]:
-        dump = getattr(value, "model_dump", None)
-        made = dump(exclude_none=True) if dump is not None else value
+        made = _dumped(value)
         if not isinstance(made, dict):
             raise Internal(
                 f"an answer of {self._endpoint} is a {type(value).__name__}; "
@@ -110,9 +109,10 @@ class BodyAnswer:
         if "error" in made and "choices" not in made:
             raise Internal(f"{self._endpoint} answered with an error object; raise an exception of genset.exceptions")
         choices = made.get("choices")
+        choices = [_dumped(choice) for choice in choices] if isinstance(choices, list) else choices
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise Internal(f"an answer of {self._endpoint} has no list of choices, but {', '.join(map(str, made)) or 'nothing'}")
-        return {**self._head, "object": self._kind(), **made}
+        return {**self._head, "object": self._kind(), **made, "choices": choices}
 
     def _kind(self) -> str:
         if not self._is_chat:
@@ -131,11 +131,14 @@ class BodyAnswer:
         self._has_text = True
         return {**self._head, "object": self._kind(), "choices": [choice]}
 
-    def _event(self, made: dict[str, Any]) -> list[bytes]:
+    def _json(self, made: dict[str, Any]) -> str:
         try:
-            text = json.dumps(made, ensure_ascii=False, allow_nan=False, default=_plain)
+            return json.dumps(made, ensure_ascii=False, allow_nan=False, default=_plain)
         except (TypeError, ValueError) as error:
             raise Internal(f"an answer of {self._endpoint} is no JSON: {error}") from error
+
+    def _event(self, made: dict[str, Any]) -> list[bytes]:
+        text = self._json(made)
         # The worker counts tokens per item; `usage` has the total up to now.
         total = max(self._counted, int(self._usage.get("completion_tokens") or 0))
         count, self._counted = total - self._counted, total
@@ -151,6 +154,8 @@ class BodyAnswer:
 
     def _keep(self, made: dict[str, Any]) -> None:
         """Adds a chunk to an answer that is not streamed."""
+        # Its parts may be pydantic models.
+        made = json.loads(self._json(made))
         self._chunks_head = {key: made[key] for key in made if key not in ("choices", "object", "usage")}
         for choice in made["choices"]:
             kept = self._choice(choice.get("index", 0))
@@ -191,20 +196,25 @@ class BodyAnswer:
         return {**choice, "message": message}
 
 
-def _plain(value: Any) -> Any:
+def _dumped(value: Any) -> Any:
+    """A pydantic model as its fields, anything else as it is."""
     dump = getattr(value, "model_dump", None)
-    if dump is None:
+    return value if dump is None else dump(exclude_none=True)
+
+
+def _plain(value: Any) -> Any:
+    if not hasattr(value, "model_dump"):
         raise TypeError(f"{type(value).__name__} cannot be written")
-    return dump(exclude_none=True)
+    return _dumped(value)
 
 
 def _as_chunk(made: dict[str, Any]) -> dict[str, Any]:
     """Converts a whole chat completion to the only event of a stream."""
     choices = []
     for choice in made["choices"]:
-        message = dict(choice.get("message") or {})
+        message = dict(_dumped(choice.get("message")) or {})
         if message.get("tool_calls"):
-            message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
+            message["tool_calls"] = [{"index": index, **_dumped(call)} for index, call in enumerate(message["tool_calls"])]
         rest = {key: value for key, value in choice.items() if key != "message"}
         choices.append({**rest, "delta": message})
     return {**made, "object": "chat.completion.chunk", "choices": choices}
