@@ -100,6 +100,20 @@ def test_a_name_of_dynamo_s_that_is_not_here_says_what_to_use() -> None:
     assert errors.ConnectionTimeout is exceptions.CannotConnect
 
 
+def test_a_worker_of_dynamo_s_may_say_whether_it_needs_nats(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genset.dynamo.runtime import dynamo_worker
+
+    async def served(main: Any, static: bool, **options: Any) -> Any:
+        return static, options, await main("runtime")
+
+    async def main(runtime: str, more: int) -> tuple[str, int]:
+        return runtime, more
+
+    monkeypatch.setattr("genset.runtime.serve_until_signalled", served)
+    for decorated, is_static in [(dynamo_worker(enable_nats=False)(main), False), (dynamo_worker(static=True)(main), True), (dynamo_worker(main), False)]:
+        assert asyncio.run(decorated(7)) == (is_static, {}, ("runtime", 7))
+
+
 def test_a_context_names_its_trace_as_dynamo_s_does() -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     context = Context("r", traceparent=f"00-{trace}-00f067aa0ba902b7-01")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, overload
 
 from genset.dynamo import absent
 from genset.dynamo.runtime import logging as logging
-from genset.runtime import Client, Component, Context, Endpoint, Namespace
+from genset.runtime import Client, Component, Context, Endpoint, Main, Namespace, Result
 from genset.runtime import Runtime as DistributedRuntime
-from genset.runtime import worker as dynamo_worker
+from genset.runtime import worker
 
 __all__ = ["Client", "Component", "Context", "DistributedRuntime", "Endpoint", "Namespace", "dynamo_worker"]
 
@@ -17,6 +18,21 @@ _INSTEAD = {
     "EtcdKvCache": "discovery keeps endpoints alone; keep the program's own data in a store of its own",
     "Backend": "write a handler for genset.dynamo.llm.register_llm with ModelType.Backend",
 }
+
+
+@overload
+def dynamo_worker(static: Main[Result]) -> Callable[..., Coroutine[Any, Any, Result | None]]: ...
+
+
+@overload
+def dynamo_worker(
+    static: bool = False, *, enable_nats: bool = True, **options: Any
+) -> Callable[[Main[Result]], Callable[..., Coroutine[Any, Any, Result | None]]]: ...
+
+
+def dynamo_worker(static: bool | Main[Any] = False, *, enable_nats: bool = True, **options: Any) -> Any:
+    """As `genset.runtime.worker`. `enable_nats` has no effect: events travel over the request plane, and only that may need NATS."""
+    return worker(static, **options) if isinstance(static, bool) else worker(static)
 
 
 def __getattr__(name: str) -> Any:
