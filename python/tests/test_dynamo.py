@@ -89,6 +89,7 @@ def test_a_name_of_dynamo_s_that_is_not_here_says_what_to_use() -> None:
         ("common.backend", "DisaggregationMode", "role=..."),
         ("common.backend", "OfTomorrow", "coming-from-dynamo.md"),
         ("llm", "ModelInput", "ModelType.Backend"),
+        ("llm", "HttpError", "InvalidArgument is a 400"),
         ("llm.exceptions", "OfTomorrow", "coming-from-dynamo.md"),
         ("runtime", "OfTomorrow", "coming-from-dynamo.md"),
         ("runtime.logging", "of_tomorrow", "coming-from-dynamo.md"),

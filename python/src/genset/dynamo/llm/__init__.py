@@ -15,6 +15,9 @@ __all__ = ["KvEventPublisher", "KvMetricsPublisher", "ModelType", "WorkerMetrics
 
 _INSTEAD = {
     "HttpService": "run `genset run in=http out=dyn`, or `python -m genset.frontend`",
+    "HttpError": "raise an exception of genset.dynamo.llm.exceptions: InvalidArgument is a 400, NotFound a 404",
+    "KvMetricsAggregator": "`genset top` shows the load of a fleet's workers; routers follow it by themselves",
+    "DisaggregatedRouter": "run `genset run --role prefill` and `decode`, or register_llm(role=...): frontends route between both",
     "HttpAsyncEngine": "register a handler with ModelType.Chat; `genset run in=http out=dyn` serves it",
     "ModelInput": "register_llm takes ModelType.Backend for a handler of tokens, and ModelType.Chat or ModelType.Completion for one of bodies",
     "ModelRuntimeConfig": "register_llm takes its values as arguments: total_kv_blocks, max_num_seqs, tool_parser, reasoning_parser",
