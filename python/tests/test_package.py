@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import enum
 import json
 import os
 import types
@@ -126,11 +127,22 @@ def test_a_reason_nobody_knows_is_a_stop_with_a_warning(caplog: pytest.LogCaptur
     assert "finish_reason 'because' is none of cancelled, content_filter, length, stop" in caplog.text
 
 
+class Reason(enum.Enum):
+    END = "length"
+
+
+class TextReason(str, enum.Enum):
+    END = "length"
+
+
 def test_reasons_of_well_known_engines_are_understood(caplog: pytest.LogCaptureFixture) -> None:
     expected = {"max_tokens": "length", "Stop_Sequence": "stop", "eos_token": "stop", "abort": "cancelled"}
     for reason, known in expected.items():
         assert answer({}, {"finish_reason": reason})[0]["finished"]["reason"] == known
     assert answer({}, {"finish_reason": {"type": "length", "length": 5}})[0]["finished"]["reason"] == "length"
+    for member in (Reason.END, TextReason.END):
+        chunk: Any = {"finish_reason": member}
+        assert answer({}, chunk)[0]["finished"]["reason"] == "length"
     assert not caplog.records
 
 

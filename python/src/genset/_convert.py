@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from typing import Any, cast
 
@@ -198,6 +199,9 @@ def _known_reason(given: Any) -> str:
     if isinstance(given, dict):
         # SGLang's form, with what was matched, or Dynamo's of an error.
         given = f"error: {given['error']}" if "error" in given else given.get("type")
+    if isinstance(given, enum.Enum) and isinstance(given.value, str):
+        # Its own text is `FinishReason.LENGTH`.
+        given = given.value
     kind, _, problem = str(given).partition(":")
     if kind.lower() == "error":
         missing = "the engine ended the answer with finish_reason 'error'; raise an exception that says what went wrong"
