@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import pytest
 
-from genset._checks import checker
+from genset._checks import checker, hints_of
 from genset._values import decode, encode
 from genset.exceptions import InvalidArgument
 
@@ -101,3 +101,13 @@ def test_what_there_is_no_field_for_may_be_left_out() -> None:
 
 def test_other_types_are_not_checked() -> None:
     assert checker(None) is checker(int) is checker(list[int]) is None
+
+
+def test_annotations_that_cannot_be_evaluated_leave_a_method_unchecked(caplog: pytest.LogCaptureFixture) -> None:
+    for annotation in ("asyncio.Absent", "Absent", "int[str]", "any text"):
+
+        def method(self: Any, request: Any) -> None: ...
+
+        method.__annotations__["request"] = annotation
+        assert hints_of(method) == {}
+    assert len(caplog.records) == 4

@@ -45,7 +45,8 @@ def hints_of(annotated: Any) -> dict[str, Any]:
     """The types that a method or a class names; none if they are unknown."""
     try:
         return typing.get_type_hints(annotated)
-    except NameError as error:
+    except Exception as error:
+        # A deferred annotation may be anything: a name or an attribute that only a type checker imports, or a text.
         logger.warning("%s: its annotations are not known (%s), so bodies are not checked", annotated.__qualname__, error)
         return {}
 
