@@ -263,7 +263,7 @@ async def test_the_second_runtime_of_a_process_is_told_to_share_the_first() -> N
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with await Runtime.connect(status_port=port):
-        with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}: .*give both of them one"):
+        with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}: .*share it, as in Worker"):
             await Runtime.connect(status_port=port)
 
 

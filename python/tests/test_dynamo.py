@@ -107,12 +107,13 @@ def test_a_worker_of_dynamo_s_may_say_whether_it_needs_nats(monkeypatch: pytest.
     async def served(main: Any, static: bool, **options: Any) -> Any:
         return static, options, await main("runtime")
 
-    async def main(runtime: str, more: int) -> tuple[str, int]:
+    async def main(runtime: str, more: int) -> Any:
         return runtime, more
 
     monkeypatch.setattr("genset.runtime.serve_until_signalled", served)
-    for decorated, is_static in [(dynamo_worker(enable_nats=False)(main), False), (dynamo_worker(static=True)(main), True), (dynamo_worker(main), False)]:
-        assert asyncio.run(decorated(7)) == (is_static, {}, ("runtime", 7))
+    programs = [dynamo_worker(enable_nats=False)(main), dynamo_worker(static=True)(main), dynamo_worker(main)]
+    for program, is_static in zip(programs, (False, True, False)):
+        assert asyncio.run(program(7)) == (is_static, {}, ("runtime", 7))
 
 
 def test_a_context_names_its_trace_as_dynamo_s_does() -> None:

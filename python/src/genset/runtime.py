@@ -137,8 +137,8 @@ class Runtime:
         except InvalidArgument as error:
             if not any(other._listens_on(self._status_port) for other in _live() if other is not self):
                 raise
-            problem = f"{error.message}; another Runtime of this process has the port: give both of them one, as in Worker(engine, config, runtime=runtime)"
-            raise InvalidArgument(problem, field=error.field) from None
+            instead = "another Runtime of this process has the port: share it, as in Worker(engine, config, runtime=runtime)"
+            raise InvalidArgument(f"{error.message}; {instead}", field=error.field) from None
 
     def _listens_on(self, port: int | None) -> bool:
         status, ending = self._status, self._ending
