@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{Answer, CallHandler};
+use crate::error;
 
 /// What a Python engine publishes.
 #[derive(Debug, Deserialize)]
@@ -195,8 +196,11 @@ struct Outputs {
 impl Outputs {
     fn read(&mut self, item: &[u8]) -> Result<Output, EngineError> {
         let output: Output = decode_payload(item).map_err(|error| {
-            EngineError::internal("the handler answered what is no output of an engine")
-                .with_source(error)
+            let problem = error::detail(&error);
+            EngineError::internal(format!(
+                "the handler answered what is no output of an engine: {problem}"
+            ))
+            .with_source(error)
         })?;
         if output.is_terminal() {
             self.answer = None;
