@@ -117,9 +117,9 @@ def test_a_worker_of_dynamo_s_may_say_whether_it_needs_nats(monkeypatch: pytest.
 
 
 def test_a_context_names_its_trace_as_dynamo_s_does() -> None:
-    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    context = Context("r", traceparent=f"00-{trace}-00f067aa0ba902b7-01")
-    assert (context.trace_id, Context("r").trace_id) == (trace, None)
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    for context, named in [(Context("r", traceparent=f"00-{trace}-{span}-01"), (trace, span)), (Context("r"), (None, None))]:
+        assert (context.trace_id, context.span_id) == named
 
 
 def test_arguments_of_dynamo_s_decorators_that_have_no_place_say_what_to_do() -> None:

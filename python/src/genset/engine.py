@@ -137,8 +137,16 @@ class Context:
     @property
     def trace_id(self) -> str | None:
         """The trace of `traceparent`, in hex digits."""
+        return self._part_of_trace(1)
+
+    @property
+    def span_id(self) -> str | None:
+        """The span of `traceparent`, the caller's, in hex digits."""
+        return self._part_of_trace(2)
+
+    def _part_of_trace(self, place: int) -> str | None:
         parts = self.traceparent.split("-")
-        return parts[1] if len(parts) > 3 else None
+        return parts[place] if len(parts) > 3 else None
 
 
 USUAL_SAMPLING = (
