@@ -131,6 +131,20 @@ def test_a_configuration_says_how_many_workers_there_are_and_what_each_gets(tmp_
             serve.plan(ServiceSpec.of(Sized), wrong, "m:Sized")
 
 
+def test_each_process_has_a_wire_port_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"Sized": {"ServiceArgs": {"workers": 2, "resources": {"gpu": 0}}}}
+
+    def ports() -> list[str | None]:
+        return [each.environment.get("GENSET_WIRE_PORT") for each in serve.plan(ServiceSpec.of(Sized), told, "m:Sized")]
+
+    for given, expected in [("", [None, None]), ("0", ["0", "0"]), ("7480", ["7480", "7481"])]:
+        monkeypatch.setenv("GENSET_WIRE_PORT", given)
+        assert ports() == expected
+    monkeypatch.setenv("GENSET_WIRE_PORT", "65535")
+    with pytest.raises(serve.UsageError, match="GENSET_WIRE_PORT 65535: each of the 2 processes needs one"):
+        ports()
+
+
 def test_a_worker_count_or_resource_without_a_value_is_not_given(tmp_path: Path) -> None:
     file = tmp_path / "sized.json"
     declared = ServiceSpec.of(Sized)

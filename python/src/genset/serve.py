@@ -37,6 +37,8 @@ READY_VARIABLE = "GENSET_SERVICE_READY_FD"
 """The file descriptor, in a service's process, of a pipe to which it writes once the service has started."""
 STATUS_VARIABLE = "GENSET_STATUS_PORT"
 """The status port of a service's process."""
+WIRE_VARIABLE = "GENSET_WIRE_PORT"
+"""The port at which a service's process listens for its callers."""
 COMMON = "Common"
 """The part of a file that is no service's: settings for those whose `COMMON_CONFIGS` name them, as in Dynamo."""
 COMMON_CONFIGS = "common-configs"
@@ -195,7 +197,8 @@ def plan(
 ) -> list[Process]:
     """Returns the processes, dependencies first, each with its devices and cores. Raises `UsageError` if there are too few devices or two
     services share a name. A service that names no `gpu` sees the same devices as this process. Too few cores are shared evenly. The first
-    process has the status port `status_port`, the others have the ports after it; with 0 each has any free port."""
+    process has the status port `status_port`, the others have the ports after it; with 0 each has any free port. The port that
+    `GENSET_WIRE_PORT` names is given out likewise."""
     specs = adjusted(spec.graph(), told)
     check_names([(each, each.name) for each in specs], {})
     devices = _devices()
@@ -206,7 +209,10 @@ def plan(
             f"the services want {wanted} GPUs, and this machine offers {len(devices)}; "
             "lower their resources or workers, or set CUDA_VISIBLE_DEVICES"
         )
-    ports = _status_ports(status_port, sum(each.workers for each in specs))
+    count, wire_port = sum(each.workers for each in specs), os.environ.get(WIRE_VARIABLE, "")
+    status_ports = _ports(STATUS_VARIABLE, "--status-port", status_port, count)
+    # What is no number, the processes refuse.
+    wire_ports = _ports(WIRE_VARIABLE, WIRE_VARIABLE, int(wire_port) if wire_port.isdecimal() else None, count)
     available = _cores()
     cores = itertools.cycle(available)
     processes = []
@@ -219,7 +225,8 @@ def plan(
             environment = {
                 CONFIG_VARIABLE: json.dumps(told.get(each.name, {})),
                 CORES_VARIABLE: ",".join(itertools.islice(cores, bound)),
-                **next(ports),
+                **next(status_ports),
+                **next(wire_ports),
             }
             shown = all_gpus
             if "gpu" in each.resources:
@@ -230,14 +237,14 @@ def plan(
     return processes
 
 
-def _status_ports(first: int | None, count: int) -> Iterator[dict[str, str]]:
-    """Returns the status port settings of `count` processes. Ports differ, since only one process can open each."""
+def _ports(variable: str, setting: str, first: int | None, count: int) -> Iterator[dict[str, str]]:
+    """Returns the ports of `count` processes, as `variable` names them. They differ, since only one process can open each."""
     if first is None:
         return itertools.repeat({}, count)
     last = first + count - 1 if first else 0
     if not 0 <= first <= last <= MAX_PORT:
-        raise UsageError(f"--status-port {first}: each of the {count} processes needs one from there on, and the last there is is {MAX_PORT}")
-    return ({STATUS_VARIABLE: str(first + place if first else 0)} for place in range(count))
+        raise UsageError(f"{setting} {first}: each of the {count} processes needs one from there on, and the last there is is {MAX_PORT}")
+    return ({variable: str(first + place if first else 0)} for place in range(count))
 
 
 def _cores() -> list[str]:
@@ -461,8 +468,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for process in processes:
         cores = process.environment[CORES_VARIABLE]
         at = f"{process.spec.namespace}.{process.spec.name}.{{{','.join(process.spec.endpoints)}}}"
-        port = process.environment.get(STATUS_VARIABLE)
-        shown = {"GPUs": process.gpus, "cores": cores, "status port": port}
+        port, wire_port = (process.environment.get(variable) for variable in (STATUS_VARIABLE, WIRE_VARIABLE))
+        shown = {"GPUs": process.gpus, "cores": cores, "status port": port, "wire port": wire_port}
         _say(", ".join([f"{process.title}: {at}", *(f"{what} {value}" for what, value in shown.items() if value)]))
     if parsed.dry_run:
         return 0
