@@ -60,7 +60,7 @@ def test_what_is_not_there_is_refused_by_name(client):
         client.responses.create(model="tiny-chat", input="Hi", background=True)
     assert caught.value.param == "background"
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model="tiny-chat", input="Hi", tools=[{"type": "web_search"}])
+        client.responses.create(model="tiny-chat", input="Hi", tools=[{"type": "mcp", "server_label": "a"}])
     assert caught.value.param == "tools[0].type"
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="nope", input="Hi")

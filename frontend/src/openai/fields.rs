@@ -365,12 +365,17 @@ impl<'a> Fields<'a> {
         why: &'static str,
     ) -> Result<(), ApiError> {
         match self.string(name)? {
-            Some(value) if !neutral.contains(&value.as_str()) => {
-                let field = self.full_name(name);
-                self.hints.borrow_mut().accept(field, why)
-            }
+            Some(value) if !neutral.contains(&value.as_str()) => self.accept(name, why),
             Some(_) | None => Ok(()),
         }
+    }
+
+    /// Records what was read and has no effect, and whose absence cannot make an answer wrong.
+    ///
+    /// # Errors
+    /// A 400 that names it if the server is known to be strict.
+    pub(crate) fn accept(&self, name: &str, why: &'static str) -> Result<(), ApiError> {
+        self.hints.borrow_mut().accept(self.full_name(name), why)
     }
 
     /// Records a field that was read and has no effect.

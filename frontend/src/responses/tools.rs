@@ -15,6 +15,23 @@ const SEPARATOR: &str = "__";
 /// namespace would take memory for each of them.
 const MAX_IN_NAMESPACES: usize = 1024;
 
+/// Tools that run at OpenAI and need nothing of the client's. Codex and others offer them whoever serves the model, which never calls
+/// them here.
+const HOSTED: [&str; 6] = [
+    "code_interpreter",
+    "image_generation",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+];
+
+fn is_hosted(tool: &Value) -> bool {
+    tool["type"]
+        .as_str()
+        .is_some_and(|kind| HOSTED.contains(&kind))
+}
+
 /// The functions of a request's namespaces: each one's namespace and name, by the name that the model sees.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Namespaces(BTreeMap<String, [String; 2]>);
@@ -53,8 +70,18 @@ pub(super) fn read_tools(
 ) -> Result<Namespaces, ApiError> {
     let mut functions = Functions::default();
     if let Some(tools) = fields.list("tools")? {
+        let mut hosted = None;
         for (index, tool) in tools.into_iter().enumerate() {
-            functions.add(&format!("tools[{index}]"), tool)?;
+            let at = format!("tools[{index}]");
+            if is_hosted(&tool) {
+                // Named once: a body has room for many of them, a header has not.
+                hosted.get_or_insert(at);
+            } else {
+                functions.add(&at, tool)?;
+            }
+        }
+        if let Some(at) = hosted {
+            fields.accept(&at, "this tool runs at OpenAI; leave it out")?;
         }
         functions.refuse_clashes()?;
         chat.insert("tools".into(), functions.of_chat.into());
@@ -104,7 +131,11 @@ fn read_allowed(choice: &mut Block) -> Result<Vec<Value>, ApiError> {
         }
         Ok(named(&tool.required_string("name")?))
     };
-    tools.into_iter().enumerate().map(read).collect()
+    let tools = tools.into_iter().enumerate();
+    tools
+        .filter(|(_, tool)| !is_hosted(tool))
+        .map(read)
+        .collect()
 }
 
 /// A chat's choice of a function.
@@ -127,7 +158,7 @@ impl Functions {
             "namespace" => self.add_namespace(at, tool),
             other => {
                 let why = format!(
-                    "tools of type {other:?} run at OpenAI's; only \"function\" and \"namespace\" are available"
+                    "tools of type {other:?} are not available, only \"function\" and \"namespace\""
                 );
                 Err(ApiError::unsupported(tool.path("type"), why))
             }

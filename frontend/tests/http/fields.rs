@@ -189,10 +189,10 @@ fn hints() -> [(&'static str, Value, &'static str); 4] {
                 "model": MODEL, "input": "Hi", "service_tier": "flex", "text": {"verbosity": "low"},
                 "safety_identifier": "s", "reasoning": {"effort": "low", "summary": "auto"},
                 "include": vec!["reasoning.encrypted_content"; 1000], "client_metadata": {"x-codex-installation-id": "i"},
-                "access_programs": {"cyber": "standard"},
+                "access_programs": {"cyber": "standard"}, "tools": vec![json!({"type": "web_search"}); 1000],
             }),
-            "include[0], text.verbosity, reasoning.summary, safety_identifier, client_metadata, access_programs, service_tier, \
-             reasoning.effort",
+            "include[0], text.verbosity, reasoning.summary, tools[0], safety_identifier, client_metadata, access_programs, \
+             service_tier, reasoning.effort",
         ),
         (
             "/v1/messages",
@@ -279,6 +279,9 @@ async fn a_strict_server_refuses_hints_that_ask_for_something() {
     let asked = json!({"model": MODEL, "input": "Hi", "reasoning": {"effort": "low"}});
     let refused = site.post("/v1/responses", &asked).await;
     refused.blames("reasoning.effort");
+    let asked = json!({"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]});
+    let refused = site.post("/v1/responses", &asked).await;
+    refused.does_not_support("tools[0]");
     // Values that were always accepted still are.
     let harmless = chat(
         "Hi",

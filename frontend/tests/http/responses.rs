@@ -481,7 +481,15 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
             json!({"text": {"format": {"type": "json_object"}}}),
             "text.format",
         ),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "file_search"}]}), "tools[0].type"),
+        (
+            json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}),
+            "tool_choice",
+        ),
+        (
+            json!({"tool_choice": {"type": "web_search"}}),
+            "tool_choice.type",
+        ),
         (
             json!({"tools": [{"type": "function", "name": "a b"}]}),
             "tools[0].name",

@@ -155,16 +155,27 @@ fn into_vocabulary(ids: &mut Value) {
     }
 }
 
+/// Tools that no choice may name.
+const HOSTED: [&str; 6] = [
+    "code_interpreter",
+    "image_generation",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+];
+
 /// Distinct names, and a choice among them.
 fn mend_tools(body: &mut Map<String, Value>) {
     let tools = body.get_mut("tools").and_then(Value::as_array_mut);
-    let mut has_tools = false;
-    let mut first = "tool_0";
+    let mut first = None;
     for (index, tool) in tools.into_iter().flatten().enumerate() {
-        has_tools = true;
-        if index == 0 && tool["type"] == "namespace" {
-            first = "tool_0__tool_0";
+        let kind = tool["type"].as_str().unwrap_or_default();
+        if HOSTED.contains(&kind) {
+            continue;
         }
+        let inner = if kind == "namespace" { "__tool_0" } else { "" };
+        first.get_or_insert_with(|| format!("tool_{index}{inner}"));
         let function = if tool.get("function").is_some() {
             &mut tool["function"]
         } else {
@@ -176,6 +187,10 @@ fn mend_tools(body: &mut Map<String, Value>) {
             inner["name"] = format!("tool_{index}").into();
         }
     }
+    let Some(first) = first else {
+        body.remove("tool_choice");
+        return;
+    };
     let Some(choice) = body.get_mut("tool_choice") else {
         return;
     };
@@ -188,15 +203,12 @@ fn mend_tools(body: &mut Map<String, Value>) {
             let several = several.and_then(Value::as_array_mut);
             for one in several.into_iter().flatten() {
                 if let Some(one) = one.as_object_mut() {
-                    name_in_choice(one, first);
+                    name_in_choice(one, &first);
                 }
             }
-            name_in_choice(choice, first);
+            name_in_choice(choice, &first);
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
-    }
-    if !has_tools {
-        body.remove("tool_choice");
     }
 }
 
