@@ -9,6 +9,7 @@ mod chat;
 mod chat_body;
 mod common;
 mod completions;
+mod custom;
 mod embeddings;
 mod fields;
 mod guided;

@@ -95,6 +95,8 @@ pub(crate) struct Splitting {
     mode: Mode,
     tools: Arc<ToolSchemas>,
     max_calls: u32,
+    /// The names of custom tools.
+    custom: Option<Arc<BTreeSet<String>>>,
     /// The names of the tools that may be called, if not all.
     allowed: Option<Arc<BTreeSet<String>>>,
     /// The end of the prompt, if known.
@@ -159,6 +161,7 @@ impl Splitting {
             mode,
             tools: Arc::new(ToolSchemas::new(options.offered())),
             max_calls: max_calls(options),
+            custom: options.custom.clone(),
             allowed: options.allowed.clone(),
             prompt_end: None,
         };
@@ -172,6 +175,7 @@ impl Splitting {
             mode: Mode::Objects,
             tools: Arc::default(),
             max_calls: max_calls(options),
+            custom: options.custom.clone(),
             // The engine does not see the others.
             allowed: None,
             prompt_end: None,
@@ -195,7 +199,11 @@ impl Splitting {
         let ids = self.parsers.tool.map(ToolDialect::id_style);
         let tools = Arc::clone(&self.tools);
         let (reasoning, tools) = match &self.mode {
-            Mode::Objects => return Splitter::of_objects().with_max_calls(self.max_calls),
+            Mode::Objects => {
+                return Splitter::of_objects()
+                    .with_max_calls(self.max_calls)
+                    .with_custom(self.custom.clone());
+            }
             Mode::Calls => (None, Some(forced::calls_parser(tools))),
             Mode::Arguments(name) => (None, Some(forced::arguments_parser(name.clone()))),
             Mode::Markup { has_tools } => {
@@ -218,6 +226,7 @@ impl Splitting {
         };
         Splitter::new(reasoning, tools, ids.unwrap_or_default())
             .with_max_calls(self.max_calls)
+            .with_custom(self.custom.clone())
             .with_allowed(self.allowed.clone())
     }
 

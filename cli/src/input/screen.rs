@@ -177,10 +177,12 @@ mod tests {
             index: 0,
             name: "weather",
             id: "",
+            is_custom: false,
         },
         Delta::Arguments {
             index: 0,
             text: "{}",
+            is_custom: false,
         },
         Delta::Content("x\x07"),
     ];

@@ -121,6 +121,7 @@ impl Blocks {
                 id: id.to_owned(),
                 name: name.to_owned(),
                 arguments: String::new(),
+                is_custom: false,
             })),
             (Delta::Arguments { text, .. }, Some(Block::Call(call))) => {
                 call.arguments.push_str(text);

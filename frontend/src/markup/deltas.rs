@@ -15,13 +15,17 @@ pub enum Delta<'a> {
         name: &'a str,
         /// The id that the model gave the call; empty if it gave none.
         id: &'a str,
+        /// Whether it is a custom tool, whose input is text.
+        is_custom: bool,
     },
-    /// A piece of a call's arguments; the pieces together should be one JSON object.
+    /// A piece of a call's arguments; the pieces together should be one JSON object. Of a custom tool, its input.
     Arguments {
         /// The call's index.
         index: u32,
         /// The piece.
         text: &'a str,
+        /// Whether it is a custom tool's input.
+        is_custom: bool,
     },
 }
 
@@ -46,7 +50,7 @@ enum Kind {
 /// deltas.arguments("{}");
 /// let read: Vec<_> = deltas.iter().collect();
 /// assert_eq!(read[0], Delta::Content("Hello"));
-/// assert_eq!(read[2], Delta::Arguments { index, text: "{}" });
+/// assert_eq!(read[2], Delta::Arguments { index, text: "{}", is_custom: false });
 /// ```
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Deltas {
@@ -116,10 +120,19 @@ impl Deltas {
             match *kind {
                 Kind::Content => Delta::Content(text),
                 Kind::Reasoning => Delta::Reasoning(text),
-                Kind::Arguments { index } => Delta::Arguments { index, text },
+                Kind::Arguments { index } => Delta::Arguments {
+                    index,
+                    text,
+                    is_custom: false,
+                },
                 Kind::ToolCall { index, name_len } => {
                     let (name, id) = text.split_at(name_len);
-                    Delta::ToolCall { index, name, id }
+                    Delta::ToolCall {
+                        index,
+                        name,
+                        id,
+                        is_custom: false,
+                    }
                 }
             }
         })

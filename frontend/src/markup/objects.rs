@@ -178,6 +178,7 @@ mod tests {
             id: id.into(),
             name: name.into(),
             arguments: arguments.into(),
+            is_custom: false,
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use genset_backend_common::{EngineError, FinishReason};
+use serde::Deserialize;
 
 use super::objects::Objects;
 use super::{Delta, Deltas, MarkupParser, ValueScan, ValueStep};
@@ -35,8 +36,10 @@ pub struct ToolCall {
     pub id: String,
     /// The tool.
     pub name: String,
-    /// Its arguments, as the model wrote them: a JSON object, unless the model erred or was cut short.
+    /// Its arguments, as the model wrote them: a JSON object, unless the model erred or was cut short. Of a custom tool, its input.
     pub arguments: String,
+    /// Whether it is a custom tool.
+    pub is_custom: bool,
 }
 
 /// An answer, split.
@@ -69,6 +72,10 @@ pub struct Splitter {
     max_calls: u32,
     /// The names of the tools that may be called, if not all.
     allowed: Option<Arc<BTreeSet<String>>>,
+    /// The names of custom tools.
+    custom: Option<Arc<BTreeSet<String>>>,
+    /// The arguments of the latest call so far, if its tool is a custom one: only whole ones tell its input.
+    custom_arguments: Option<String>,
     /// The calls that were passed on.
     calls: u32,
     /// Whether the latest call is left out, with its arguments.
@@ -99,6 +106,8 @@ impl Splitter {
             ids,
             max_calls: u32::MAX,
             allowed: None,
+            custom: None,
+            custom_arguments: None,
             calls: 0,
             is_left_out: false,
             between: Deltas::default(),
@@ -129,6 +138,13 @@ impl Splitter {
     #[must_use]
     pub(crate) fn with_allowed(mut self, tools: Option<Arc<BTreeSet<String>>>) -> Self {
         self.allowed = tools;
+        self
+    }
+
+    /// Gives the input of calls of these tools in place of their arguments.
+    #[must_use]
+    pub(crate) fn with_custom(mut self, tools: Option<Arc<BTreeSet<String>>>) -> Self {
+        self.custom = tools;
         self
     }
 
@@ -196,7 +212,7 @@ impl Splitter {
     }
 
     /// Ends the text and passes what was held back to `each`.
-    pub fn finish(&mut self, each: impl FnMut(Delta<'_>)) {
+    pub fn finish(&mut self, mut each: impl FnMut(Delta<'_>)) {
         let mut deltas = std::mem::take(&mut self.deltas);
         let first = |parser: &mut dyn MarkupParser, _: bool, out: &mut Deltas| {
             parser.finish(out);
@@ -206,7 +222,8 @@ impl Splitter {
         if let Some(tools) = &mut self.tools {
             tools.finish(&mut deltas);
         }
-        self.deliver(deltas, each);
+        self.deliver(deltas, &mut each);
+        self.give_input(each);
     }
 
     /// Whether the answer has called tools so far.
@@ -253,6 +270,9 @@ impl Splitter {
 
     fn deliver(&mut self, mut deltas: Deltas, mut each: impl FnMut(Delta<'_>)) {
         for delta in deltas.iter() {
+            if !matches!(delta, Delta::Arguments { .. }) {
+                self.give_input(&mut each);
+            }
             match delta {
                 Delta::ToolCall { name, .. } if !self.takes(name) => self.is_left_out = true,
                 Delta::ToolCall { name, id, .. } => {
@@ -263,18 +283,28 @@ impl Splitter {
                     if !is_own {
                         self.id = self.ids.make();
                     }
+                    let custom = self.custom.as_ref();
+                    let is_custom = custom.is_some_and(|custom| custom.contains(name));
+                    self.custom_arguments = is_custom.then(String::new);
                     each(Delta::ToolCall {
                         index: self.calls,
                         name,
                         id: if is_own { id } else { &self.id },
+                        is_custom,
                     });
                     self.calls += 1;
                 }
                 Delta::Arguments { .. } if self.is_left_out => {}
                 Delta::Arguments { text, .. } => {
                     self.follow(delta);
-                    let index = self.calls.saturating_sub(1);
-                    each(Delta::Arguments { index, text });
+                    match &mut self.custom_arguments {
+                        Some(arguments) => arguments.push_str(text),
+                        None => each(Delta::Arguments {
+                            index: self.calls.saturating_sub(1),
+                            text,
+                            is_custom: false,
+                        }),
+                    }
                 }
                 Delta::Content(_) | Delta::Reasoning(_) => {
                     self.follow(delta);
@@ -284,6 +314,19 @@ impl Splitter {
         }
         deltas.clear();
         self.deltas = deltas;
+    }
+
+    /// Passes on the input of the latest call, if its tool is a custom one.
+    fn give_input(&mut self, mut each: impl FnMut(Delta<'_>)) {
+        let arguments = self.custom_arguments.take();
+        let input = arguments.map(input_of).filter(|input| !input.is_empty());
+        if let Some(input) = input {
+            each(Delta::Arguments {
+                index: self.calls.saturating_sub(1),
+                text: &input,
+                is_custom: true,
+            });
+        }
     }
 
     /// Whether a further call, of this tool, is passed on.
@@ -305,6 +348,20 @@ impl Splitter {
     }
 }
 
+/// The arguments of a custom tool's function.
+#[derive(Deserialize)]
+struct CustomArguments {
+    input: String,
+}
+
+/// The input in the arguments of a custom tool's function. Of arguments that were cut within it, it is the text so far; of others,
+/// whatever the model wrote.
+fn input_of(arguments: String) -> String {
+    let read = |text: &str| serde_json::from_str::<CustomArguments>(text).ok();
+    let whole = read(&arguments).or_else(|| read(&format!("{arguments}\"}}")));
+    whole.map_or(arguments, |read| read.input)
+}
+
 genset_backend_common::debug_as!(|it| Splitter {
     has_reasoning: it.reasoning.is_some(),
     has_tools: it.tools.is_some(),
@@ -317,10 +374,16 @@ impl Message {
         match delta {
             Delta::Content(text) => self.content.push_str(text),
             Delta::Reasoning(text) => self.reasoning.push_str(text),
-            Delta::ToolCall { name, id, .. } => self.tool_calls.push(ToolCall {
+            Delta::ToolCall {
+                name,
+                id,
+                is_custom,
+                ..
+            } => self.tool_calls.push(ToolCall {
                 id: id.to_owned(),
                 name: name.to_owned(),
                 arguments: String::new(),
+                is_custom,
             }),
             Delta::Arguments { text, .. } => {
                 if let Some(call) = self.tool_calls.last_mut() {

@@ -1,8 +1,9 @@
 use super::testing::{characters, split};
 use super::*;
 use crate::reasoning::ReasoningDialect;
-use crate::tools::{ToolDialect, ToolSchemas};
+use crate::tools::{ToolDialect, ToolSchemas, forced};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn tools() -> Arc<ToolSchemas> {
@@ -33,6 +34,23 @@ fn thoughts_and_calls_are_told_apart() {
             .map(|call| call.arguments.as_str());
         let arguments: Vec<&str> = arguments.collect();
         assert_eq!(arguments, [r#"{"city": "Oslo"}"#, r#"{"city": "Rome"}"#]);
+    }
+}
+
+#[test]
+fn the_input_of_a_custom_tool_is_the_text_in_its_arguments() {
+    let names = Arc::new(BTreeSet::from(["run".to_owned()]));
+    for (arguments, input) in [
+        (r#"{"input": "a \"b\"\n"}"#, "a \"b\"\n"),
+        (r#"{"input": "a b"#, "a b"),
+        (r#"{"text": "a"}"#, r#"{"text": "a"}"#),
+        (r#"{"input": ""}"#, ""),
+    ] {
+        let parser = forced::arguments_parser("run".into());
+        let splitter = Splitter::new(None, Some(parser), IdStyle::Call);
+        let splitter = splitter.with_custom(Some(Arc::clone(&names)));
+        let call = split(splitter, characters(arguments)).tool_calls.remove(0);
+        assert_eq!((call.arguments.as_str(), call.is_custom), (input, true));
     }
 }
 

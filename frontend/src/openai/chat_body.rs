@@ -61,6 +61,7 @@ fn put_tools(options: ToolOptions, put: &mut impl FnMut(&str, Value)) {
     }
     let ToolOptions {
         mut tools,
+        custom: _,
         choice,
         allowed,
         is_parallel,

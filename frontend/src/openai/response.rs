@@ -162,11 +162,17 @@ fn message_json(message: &Message) -> Value {
 }
 
 fn call_json(call: &ToolCall) -> Value {
-    json!({
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    })
+    let (kind, text) = call_fields(call.is_custom);
+    json!({"id": call.id, "type": kind, kind: {"name": call.name, text: call.arguments}})
+}
+
+/// The type of a call, and the name of its text.
+const fn call_fields(is_custom: bool) -> (&'static str, &'static str) {
+    if is_custom {
+        ("custom", "input")
+    } else {
+        ("function", "arguments")
+    }
 }
 
 /// A whole response.
@@ -364,20 +370,37 @@ fn put_delta(delta: Delta<'_>, out: &mut BytesMut) {
             out.put_slice(b"\"reasoning_content\":");
             put_json(text, out);
         }
-        Delta::ToolCall { index, name, id } => {
+        Delta::ToolCall {
+            index,
+            name,
+            id,
+            is_custom,
+        } => {
+            let (kind, field) = call_fields(is_custom);
             put_call(index, out);
             out.put_slice(b",\"id\":");
             put_json(id, out);
-            out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
+            put_parts([",\"type\":\"", kind, "\",\"", kind, "\":{\"name\":"], out);
             put_json(name, out);
-            out.put_slice(b",\"arguments\":\"\"}}]");
+            put_parts([",\"", field, "\":\"\"}}]"], out);
         }
-        Delta::Arguments { index, text } => {
+        Delta::Arguments {
+            index,
+            text,
+            is_custom,
+        } => {
+            let (kind, field) = call_fields(is_custom);
             put_call(index, out);
-            out.put_slice(b",\"function\":{\"arguments\":");
+            put_parts([",\"", kind, "\":{\"", field, "\":"], out);
             put_json(text, out);
             out.put_slice(b"}}]");
         }
+    }
+}
+
+fn put_parts<const N: usize>(parts: [&str; N], out: &mut BytesMut) {
+    for part in parts {
+        out.put_slice(part.as_bytes());
     }
 }
 

@@ -321,6 +321,7 @@ fn only_a_natural_end_with_calls_is_one_for_calls() {
         id: "call_1".into(),
         name: "f".into(),
         arguments: "{}".into(),
+        is_custom: false,
     };
     let message = Message {
         tool_calls: vec![call],
@@ -372,6 +373,38 @@ fn a_tool_may_have_the_longest_name_of_any_api() {
     let named = |name: String| json!({"tools": [{"type": "function", "function": {"name": name}}]});
     parse_chat(named("f".repeat(128))).unwrap();
     assert_refused([(named("f".repeat(129)), "tools[0].function.name")]);
+}
+
+#[test]
+fn what_is_wrong_in_a_custom_tool_is_named() {
+    let custom = |fields: Value| json!({"type": "custom", "custom": fields});
+    let tool = custom(json!({"name": "f", "format": {"type": "text"}}));
+    let function = json!({"type": "function", "function": {"name": "f"}});
+    let grammar =
+        json!({"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}});
+    let call = |fields: Value| {
+        let calls = json!([{"id": "a", "type": "custom", "custom": fields}]);
+        json!({"messages": [{"role": "assistant", "tool_calls": calls}]})
+    };
+    let choice = json!({"type": "custom", "custom": {"name": "f"}});
+    let request = parse_chat(json!({"tools": [tool], "tool_choice": choice})).unwrap();
+    assert_eq!(request.tools.choice, ToolChoice::Named("f".into()));
+    assert_refused([
+        (
+            json!({"tools": [custom(json!({"name": "f", "format": grammar}))]}),
+            "tools[0].custom.format.type",
+        ),
+        (
+            json!({"tools": [custom(json!({"name": "a b"}))]}),
+            "tools[0].custom.name",
+        ),
+        (json!({"tools": [function, tool]}), "tools"),
+        (json!({"tool_choice": choice}), "tool_choice.custom.name"),
+        (
+            call(json!({"name": "f"})),
+            "messages[0].tool_calls[0].custom.input",
+        ),
+    ]);
 }
 
 #[test]

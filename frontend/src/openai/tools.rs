@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::common::{ParamLimits, at_most};
+use super::custom::{as_function, as_function_call, read_custom};
 use super::fields::Fields;
 use crate::block::Block;
 use crate::error::ApiError;
@@ -17,8 +18,10 @@ const MAX_NAME_BYTES: usize = 128;
 /// The tools that a request offers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolOptions {
-    /// The tools as the client sent them, each a function.
+    /// The tools, each a function: as the client sent it, or one of a text for a custom tool.
     pub tools: Vec<Value>,
+    /// The names of the custom tools, if there are any.
+    pub custom: Option<Arc<BTreeSet<String>>>,
     /// Which of them the model may or must call.
     pub choice: ToolChoice,
     /// The names of those that it may call, if not all. It sees the others too, so that its prompt stays in the prefix cache.
@@ -44,6 +47,7 @@ impl Default for ToolOptions {
     fn default() -> Self {
         Self {
             tools: Vec::new(),
+            custom: None,
             choice: ToolChoice::None,
             allowed: None,
             is_parallel: true,
@@ -73,17 +77,14 @@ impl ToolOptions {
     /// Whether the model may call this one of the tools.
     #[must_use]
     pub fn may_call(&self, tool: &Value) -> bool {
-        let name = tool["function"]["name"].as_str().unwrap_or_default();
         let allowed = self.allowed.as_ref();
-        allowed.is_none_or(|allowed| allowed.contains(name))
+        allowed.is_none_or(|allowed| allowed.contains(name_of(tool)))
     }
 
     pub(super) fn read(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Self, ApiError> {
-        let tools = fields.list("tools")?.unwrap_or_default();
+        let mut tools = fields.list("tools")?.unwrap_or_default();
         at_most("tools", limits.max_tools, tools.len(), "tools")?;
-        for (index, tool) in tools.iter().enumerate() {
-            check_tool(&format!("tools[{index}]"), tool)?;
-        }
+        let custom = read_tools(&mut tools)?;
         let (choice, allowed) = match fields.take("tool_choice")? {
             Some(choice) if choice["type"] == "allowed_tools" => {
                 let (choice, allowed) = read_allowed(choice, &tools, limits)?;
@@ -95,6 +96,7 @@ impl ToolOptions {
         refuse_legacy(fields)?;
         Ok(Self {
             tools,
+            custom: (!custom.is_empty()).then(|| Arc::new(custom)),
             choice,
             allowed,
             is_parallel,
@@ -109,11 +111,41 @@ fn refuse_legacy(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.refuse("function_call", &neutral, "use 'tool_choice'")
 }
 
+/// Checks the tools, and makes functions of custom ones. Returns the names of those.
+fn read_tools(tools: &mut [Value]) -> Result<BTreeSet<String>, ApiError> {
+    let mut custom = BTreeSet::new();
+    for (index, tool) in tools.iter_mut().enumerate() {
+        let at = format!("tools[{index}]");
+        if tool.get("type").is_none_or(|kind| kind != "custom") {
+            check_tool(&at, tool)?;
+            continue;
+        }
+        let mut of_type = Block::new(at, std::mem::take(tool))?;
+        let expected = "expected an object with a name";
+        let own = of_type.required_object("custom", expected)?;
+        let own = Block::new(of_type.path("custom"), own)?;
+        of_type.finish(&["type"])?;
+        *tool = as_function(read_custom(own)?);
+        custom.insert(name_of(tool).to_owned());
+    }
+    // A call says no more than the name.
+    let named = tools.iter().filter(|tool| custom.contains(name_of(tool)));
+    if named.count() > custom.len() {
+        let problem = "a custom tool has the name of another tool";
+        return Err(ApiError::invalid("tools", problem));
+    }
+    Ok(custom)
+}
+
+fn name_of(tool: &Value) -> &str {
+    tool["function"]["name"].as_str().unwrap_or_default()
+}
+
 fn check_tool(at: &str, tool: &Value) -> Result<(), ApiError> {
     let Value::Object(tool) = tool else {
         return Err(ApiError::invalid(at, "expected an object"));
     };
-    check_kind(at, tool)?;
+    read_kind(at, tool)?;
     let at = format!("{at}.function");
     let Some(Value::Object(function)) = tool.get("function") else {
         return Err(ApiError::invalid(at, "expected an object with a name"));
@@ -136,14 +168,16 @@ pub(crate) fn check_function(at: &str, function: &Map<String, Value>) -> Result<
     is("strict", Value::is_boolean, "a boolean")
 }
 
-/// Checks a tool's or a call's `type`, which must be `function`.
-fn check_kind(at: &str, object: &Map<String, Value>) -> Result<(), ApiError> {
+/// The `type` of a tool or a call: `function` or `custom`.
+fn read_kind<'a>(at: &str, object: &'a Map<String, Value>) -> Result<&'a str, ApiError> {
     let at = format!("{at}.type");
     match object.get("type") {
-        Some(Value::String(kind)) if kind == "function" => Ok(()),
+        Some(Value::String(kind)) if matches!(kind.as_str(), "function" | "custom") => {
+            Ok(kind.as_str())
+        }
         Some(Value::String(kind)) => Err(ApiError::unsupported(
             at,
-            format!("{kind:?} is not available, only \"function\""),
+            format!("{kind:?} is not available, only \"function\" and \"custom\""),
         )),
         _ => Err(ApiError::invalid(at, "expected \"function\"")),
     }
@@ -189,7 +223,6 @@ fn read_choice(
             }
         },
         Some(Value::Object(choice)) => {
-            check_kind("tool_choice", &choice)?;
             chosen_name("tool_choice", &choice, tools).map(ToolChoice::Named)
         }
         Some(other) => Err(fields.wrong_type("tool_choice", "a string or an object", &other)),
@@ -232,7 +265,6 @@ fn read_allowed(
         let Value::Object(tool) = tool else {
             return Err(ApiError::invalid(at, "expected an object"));
         };
-        check_kind(&at, tool)?;
         chosen_name(&at, tool, tools)
     });
     Ok((choice, names.collect::<Result<_, _>>()?))
@@ -240,12 +272,13 @@ fn read_allowed(
 
 /// The name in `chosen`, which must be that of one of the `tools`.
 fn chosen_name(at: &str, chosen: &Map<String, Value>, tools: &[Value]) -> Result<String, ApiError> {
-    let at = format!("{at}.function.name");
-    let name = chosen.get("function").and_then(|f| f.get("name"));
+    let kind = read_kind(at, chosen)?;
+    let at = format!("{at}.{kind}.name");
+    let name = chosen.get(kind).and_then(|tool| tool.get("name"));
     let Some(Value::String(name)) = name else {
         return Err(ApiError::invalid(at, "expected the name of a tool"));
     };
-    if tools.iter().any(|tool| tool["function"]["name"] == *name) {
+    if tools.iter().any(|tool| name_of(tool) == name) {
         return Ok(name.clone());
     }
     let problem = format!("there is no tool {name:?} in 'tools'");
@@ -280,9 +313,12 @@ fn read_call(at: &str, call: &mut Value, meter: &Meter) -> Result<(), ApiError> 
     let Value::Object(call) = call else {
         return Err(ApiError::invalid(at, "expected an object"));
     };
-    check_kind(at, call)?;
+    let is_custom = read_kind(at, call)? == "custom";
     if !call.get("id").is_some_and(Value::is_string) {
         return Err(ApiError::invalid(format!("{at}.id"), "expected a string"));
+    }
+    if is_custom {
+        return as_function_call(at, call);
     }
     let at = format!("{at}.function");
     let Some(Value::Object(function)) = call.get_mut("function") else {

@@ -151,6 +151,7 @@ fn arguments_stream_as_they_come() {
         let expected = Delta::Arguments {
             index: 0,
             text: next,
+            is_custom: false,
         };
         assert_eq!(deltas, [expected], "{name}");
     }

@@ -19,6 +19,7 @@ mod batch_models;
 mod batches;
 mod client;
 mod connections;
+mod custom_tools;
 mod drain;
 mod fields;
 mod fuzz;

@@ -176,10 +176,10 @@ fn mend_tools(body: &mut Map<String, Value>) {
         }
         let inner = if kind == "namespace" { "__tool_0" } else { "" };
         first.get_or_insert_with(|| format!("tool_{index}{inner}"));
-        let function = if tool.get("function").is_some() {
-            &mut tool["function"]
-        } else {
-            tool
+        let function = match ["function", "custom"].map(|kind| tool.get(kind).is_some()) {
+            [true, _] => &mut tool["function"],
+            [_, true] => &mut tool["custom"],
+            _ => tool,
         };
         function["name"] = format!("tool_{index}").into();
         let inner = function.get_mut("tools").and_then(Value::as_array_mut);
@@ -214,7 +214,9 @@ fn mend_tools(body: &mut Map<String, Value>) {
 
 /// Names the tool in a choice of one.
 fn name_in_choice(choice: &mut Map<String, Value>, name: &str) {
-    if let Some(function) = choice.get_mut("function") {
+    if choice.contains_key("custom") {
+        choice["custom"]["name"] = name.into();
+    } else if let Some(function) = choice.get_mut("function") {
         function["name"] = name.into();
     } else if choice.contains_key("name") {
         choice.insert("name".into(), name.into());
