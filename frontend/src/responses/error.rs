@@ -30,10 +30,11 @@ fn of_chat(path: &str) -> Cow<'_, str> {
         "response_format" => "text.format".into(),
         "response_format.json_schema.name" => "text.format.name".into(),
         "response_format.json_schema.schema" => "text.format.schema".into(),
-        "tool_choice.function.name" => "tool_choice.name".into(),
+        "tool_choice.function.name" | "tool_choice.custom.name" => "tool_choice.name".into(),
         choice if choice.starts_with("tool_choice.allowed_tools.") => choice
             .replace(".allowed_tools", "")
             .replace(".function", "")
+            .replace(".custom", "")
             .into(),
         tool if tool.starts_with("tools[") => tool.replace(".function", "").into(),
         own => own.into(),

@@ -61,6 +61,8 @@ impl InputItems {
             None | Some("message") => read_message,
             Some("function_call") => read_call,
             Some("function_call_output") => read_call_output,
+            Some("custom_tool_call") => read_custom_call,
+            Some("custom_tool_call_output") => read_custom_output,
             Some("reasoning") => read_reasoning,
             Some("item_reference") => {
                 let found = read_reference(item, find)?;
@@ -71,7 +73,8 @@ impl InputItems {
             Some(other) => {
                 let why = format!(
                     "items of type {other:?} are not available, only \"message\", \"function_call\", \
-                     \"function_call_output\", \"reasoning\" and \"item_reference\""
+                     \"function_call_output\", \"custom_tool_call\", \"custom_tool_call_output\", \"reasoning\" \
+                     and \"item_reference\""
                 );
                 return Err(ApiError::unsupported(item.path("type"), why));
             }
@@ -210,12 +213,34 @@ fn read_call(mut item: Block) -> Result<Item, ApiError> {
         name: item.required_string("name")?,
         arguments: item.required_string("arguments")?,
         id: id(&mut item, "fc")?,
+        is_custom: false,
     };
     item.finish(&["status"])?;
     Ok(call)
 }
 
-fn read_call_output(mut item: Block) -> Result<Item, ApiError> {
+fn read_custom_call(mut item: Block) -> Result<Item, ApiError> {
+    let call = Item::Call {
+        call_id: item.required_string("call_id")?,
+        namespace: None,
+        name: item.required_string("name")?,
+        arguments: item.required_string("input")?,
+        id: id(&mut item, "ctc")?,
+        is_custom: true,
+    };
+    item.finish(&["status"])?;
+    Ok(call)
+}
+
+fn read_call_output(item: Block) -> Result<Item, ApiError> {
+    read_output(item, false)
+}
+
+fn read_custom_output(item: Block) -> Result<Item, ApiError> {
+    read_output(item, true)
+}
+
+fn read_output(mut item: Block, is_custom: bool) -> Result<Item, ApiError> {
     let at = item.path("output");
     let (output, shown) = match item.take("output") {
         Some(Value::String(text)) => (text, Vec::new()),
@@ -232,9 +257,15 @@ fn read_call_output(mut item: Block) -> Result<Item, ApiError> {
         call_id: item.required_string("call_id")?,
         output,
         shown,
-        id: id(&mut item, "fco")?,
+        id: id(&mut item, if is_custom { "ctco" } else { "fco" })?,
+        is_custom,
     };
-    item.finish(&["status"])?;
+    // Codex names the tool again.
+    let ignored: &[&str] = match is_custom {
+        true => &["status", "name"],
+        false => &["status"],
+    };
+    item.finish(ignored)?;
     Ok(call)
 }
 

@@ -35,10 +35,12 @@ pub enum Item {
         call_id: String,
         /// The namespace of the function, if it has one.
         namespace: Option<String>,
-        /// The function.
+        /// The function, or the custom tool.
         name: String,
-        /// The arguments; should be a JSON object.
+        /// The arguments; should be a JSON object. The input of a custom tool.
         arguments: String,
+        /// Whether it calls a custom tool.
+        is_custom: bool,
     },
     /// The output of a call.
     CallOutput {
@@ -50,6 +52,8 @@ pub enum Item {
         output: String,
         /// Media in the output, which follow its text.
         shown: Vec<Shown>,
+        /// Whether it is a custom tool's.
+        is_custom: bool,
     },
 }
 
@@ -141,11 +145,17 @@ impl Item {
                 namespace,
                 name,
                 arguments,
+                is_custom,
                 ..
             } => {
                 let name = seen_name(namespace.as_deref(), name);
-                let function = json!({"name": name, "arguments": arguments});
-                let call = json!({"id": call_id, "type": "function", "function": function});
+                let call = if *is_custom {
+                    let custom = json!({"name": name, "input": arguments});
+                    json!({"id": call_id, "type": "custom", "custom": custom})
+                } else {
+                    let function = json!({"name": name, "arguments": arguments});
+                    json!({"id": call_id, "type": "function", "function": function})
+                };
                 turns.assistant().calls.push(call);
             }
             Self::CallOutput {
@@ -186,6 +196,7 @@ impl Item {
                 namespace,
                 name,
                 arguments,
+                is_custom: _,
             } => {
                 let namespace = namespace.as_ref().map_or(0, String::len);
                 id.len() + call_id.len() + namespace + name.len() + arguments.len()
@@ -195,6 +206,7 @@ impl Item {
                 call_id,
                 output,
                 shown,
+                is_custom: _,
             } => {
                 let shown: usize = shown.iter().map(Shown::bytes).sum();
                 id.len() + call_id.len() + output.len() + shown
@@ -280,6 +292,7 @@ mod tests {
                 at: "input[0].output[0]".into(),
                 part: part.clone(),
             }],
+            is_custom: false,
         };
         let listed = |output: &str| {
             serde_json::to_value(item(output).json("completed")).unwrap()["output"].clone()

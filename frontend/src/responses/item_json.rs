@@ -127,24 +127,34 @@ impl Serialize for ItemJson<'_> {
                 namespace,
                 name,
                 arguments,
+                is_custom,
                 ..
             } => {
-                object.serialize_entry("type", "function_call")?;
+                let [kind, text] = match is_custom {
+                    true => ["custom_tool_call", "input"],
+                    false => ["function_call", "arguments"],
+                };
+                object.serialize_entry("type", kind)?;
                 object.serialize_entry("call_id", call_id)?;
                 if let Some(namespace) = namespace {
                     object.serialize_entry("namespace", namespace)?;
                 }
                 object.serialize_entry("name", name)?;
-                object.serialize_entry("arguments", arguments)?;
+                object.serialize_entry(text, arguments)?;
                 object.serialize_entry("status", self.status)?;
             }
             Item::CallOutput {
                 call_id,
                 output,
                 shown,
+                is_custom,
                 ..
             } => {
-                object.serialize_entry("type", "function_call_output")?;
+                let kind = match is_custom {
+                    true => "custom_tool_call_output",
+                    false => "function_call_output",
+                };
+                object.serialize_entry("type", kind)?;
                 object.serialize_entry("call_id", call_id)?;
                 if shown.is_empty() {
                     object.serialize_entry("output", output)?;

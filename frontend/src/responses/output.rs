@@ -124,14 +124,20 @@ impl Output {
                 id: new_id("rs"),
                 text: String::new(),
             },
-            Delta::ToolCall { name, id, .. } => {
+            Delta::ToolCall {
+                name,
+                id,
+                is_custom,
+                ..
+            } => {
                 let (namespace, name) = self.repeated.namespaces.split(name);
                 Item::Call {
-                    id: new_id("fc"),
+                    id: new_id(if is_custom { "ctc" } else { "fc" }),
                     call_id: id.to_owned(),
                     namespace: namespace.map(str::to_owned),
                     name: name.to_owned(),
                     arguments: String::new(),
+                    is_custom,
                 }
             }
             Delta::Arguments { .. } => return,

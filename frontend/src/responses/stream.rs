@@ -67,8 +67,13 @@ impl ResponseEncoder {
             Delta::Reasoning(text) => {
                 self.put_delta("response.reasoning_text.delta", true, text, None, out);
             }
-            Delta::Arguments { text, .. } => {
-                let kind = "response.function_call_arguments.delta";
+            Delta::Arguments {
+                text, is_custom, ..
+            } => {
+                let kind = match is_custom {
+                    true => "response.custom_tool_call_input.delta",
+                    false => "response.function_call_arguments.delta",
+                };
                 self.put_delta(kind, false, text, None, out);
             }
             Delta::ToolCall { .. } => {}
@@ -162,6 +167,18 @@ impl ResponseEncoder {
                     logprobs: None,
                 };
                 put(number, "response.reasoning_text.done", done, out);
+            }
+            Item::Call {
+                arguments: input,
+                is_custom: true,
+                ..
+            } => {
+                let done = InputEvent {
+                    item_id,
+                    output_index,
+                    input,
+                };
+                put(number, "response.custom_tool_call_input.done", done, out);
             }
             Item::Call {
                 name, arguments, ..
@@ -274,6 +291,13 @@ struct CallEvent<'a> {
     output_index: usize,
     name: &'a str,
     arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct InputEvent<'a> {
+    item_id: &'a str,
+    output_index: usize,
+    input: &'a str,
 }
 
 /// Writes the next event.

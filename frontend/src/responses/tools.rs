@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::block::Block;
 use crate::error::ApiError;
-use crate::openai::{Fields, check_function, check_tool_name};
+use crate::openai::{Fields, check_function, check_tool_name, read_custom};
 
 /// Separates the name of a namespace from that of its function, unless the former ends with it.
 const SEPARATOR: &str = "__";
@@ -63,7 +63,7 @@ pub(super) fn seen_name(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-/// Parses `tools` and `tool_choice`, whose functions are nested one level less than a chat's.
+/// Parses `tools` and `tool_choice`, whose functions and custom tools are nested one level less than a chat's.
 pub(super) fn read_tools(
     fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
@@ -99,17 +99,18 @@ pub(super) fn read_tools(
     Ok(functions.namespaces)
 }
 
-/// A choice of one function or of several as a chat's.
+/// A choice of one tool or of several as a chat's.
 fn read_choice(mut choice: Block) -> Result<Value, ApiError> {
     let of_chat = match choice.required_string("type")?.as_str() {
-        "function" => named(&choice.required_string("name")?),
+        kind @ ("function" | "custom") => named(kind, &choice.required_string("name")?),
         "allowed_tools" => {
             let allowed = json!({"mode": choice.take("mode"), "tools": read_allowed(&mut choice)?});
             json!({"type": "allowed_tools", "allowed_tools": allowed})
         }
         other => {
-            let why =
-                format!("{other:?} is not available, only \"function\" and \"allowed_tools\"");
+            let why = format!(
+                "{other:?} is not available, only \"function\", \"custom\" and \"allowed_tools\""
+            );
             return Err(ApiError::unsupported(choice.path("type"), why));
         }
     };
@@ -120,16 +121,16 @@ fn read_choice(mut choice: Block) -> Result<Value, ApiError> {
 fn read_allowed(choice: &mut Block) -> Result<Vec<Value>, ApiError> {
     let at = choice.path("tools");
     let Some(Value::Array(tools)) = choice.take("tools") else {
-        return Err(ApiError::invalid(at, "expected a list of functions"));
+        return Err(ApiError::invalid(at, "expected a list of tools"));
     };
     let read = |(index, tool): (usize, Value)| {
         let mut tool = Block::new(format!("{at}[{index}]"), tool)?;
         let kind = tool.required_string("type")?;
-        if kind != "function" {
-            let why = format!("{kind:?} is not available, only \"function\"");
+        if !matches!(kind.as_str(), "function" | "custom") {
+            let why = format!("{kind:?} is not available, only \"function\" and \"custom\"");
             return Err(ApiError::unsupported(tool.path("type"), why));
         }
-        Ok(named(&tool.required_string("name")?))
+        Ok(named(&kind, &tool.required_string("name")?))
     };
     let tools = tools.into_iter().enumerate();
     tools
@@ -138,9 +139,9 @@ fn read_allowed(choice: &mut Block) -> Result<Vec<Value>, ApiError> {
         .collect()
 }
 
-/// A chat's choice of a function.
-fn named(name: &str) -> Value {
-    json!({"type": "function", "function": {"name": name}})
+/// A chat's choice of a tool of this type.
+fn named(kind: &str, name: &str) -> Value {
+    json!({"type": kind, kind: {"name": name}})
 }
 
 /// The functions that were read so far.
@@ -155,10 +156,17 @@ impl Functions {
         let mut tool = Block::new(at.to_owned(), tool)?;
         match tool.required_string("type")?.as_str() {
             "function" => self.add_function(at, tool, None),
+            "custom" => {
+                tool.refuse("defer_loading", &[json!(false)])?;
+                let custom = read_custom(tool)?;
+                self.of_chat
+                    .push(json!({"type": "custom", "custom": custom}));
+                Ok(())
+            }
             "namespace" => self.add_namespace(at, tool),
             other => {
                 let why = format!(
-                    "tools of type {other:?} are not available, only \"function\" and \"namespace\""
+                    "tools of type {other:?} are not available, only \"function\", \"custom\" and \"namespace\""
                 );
                 Err(ApiError::unsupported(tool.path("type"), why))
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::responses::{RESPONSES, asked, joined, without_ids};
 use crate::script::Script;
 use crate::support::{
     CHAT, MODEL, Site, chat, config, encode, thinking_and_calling, tokenizer, with_template,
@@ -67,5 +68,60 @@ async fn a_chats_call_of_a_custom_tool_has_its_input() {
     let response = site.post(CHAT, &body).await;
     assert_eq!(response.status, 200, "{}", response.text());
     assert_eq!(prompt(&engine), SHOWN);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_response_has_calls_of_custom_tools_as_items() {
+    let (site, engine) = site().await;
+    let run = json!({"type": "custom", "name": "run", "description": "Runs.", "format": {"type": "text"}});
+    let tools = json!([{"type": "web_search"}, run, {"type": "function", "name": "now"}]);
+    let body = asked("Run.", json!({"tools": tools}));
+    let [whole, streamed] = site.whole_and_streamed(RESPONSES, body).await;
+    let whole = whole.json();
+    assert_eq!(joined(&streamed), without_ids(whole.clone()));
+    let items = whole["output"].as_array().expect("items");
+    let is_call = |item: &&Value| item["type"] == "custom_tool_call";
+    let call = items.iter().find(is_call).expect("a call");
+    assert_eq!(
+        (&call["name"], &call["input"]),
+        (&json!("run"), &json!(INPUT))
+    );
+    let output = json!({"type": "custom_tool_call_output", "call_id": call["call_id"], "name": "run", "output": "Hi."});
+    let input = json!([{"role": "user", "content": "Run."}, call, output]);
+    let body = asked(input, json!({"tools": tools}));
+    let response = site.post(RESPONSES, &body).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(prompt(&engine), SHOWN);
+    let id = response.json()["id"].as_str().expect("an id").to_owned();
+    let listed = site.get(&format!("{RESPONSES}/{id}/input_items")).await;
+    let kinds = ["custom_tool_call_output", "custom_tool_call", "message"];
+    for (item, kind) in listed.json()["data"]
+        .as_array()
+        .expect("items")
+        .iter()
+        .zip(kinds)
+    {
+        assert_eq!(item["type"], kind);
+    }
+    site.close().await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_in_a_responses_custom_tool_is_named() {
+    let (site, _) = site().await;
+    let custom = |name: &str| json!({"type": "custom", "name": name});
+    let mut bound = custom("f");
+    bound["format"] = json!({"type": "grammar", "syntax": "lark", "definition": "start: /a/"});
+    let function = json!({"type": "function", "name": "f"});
+    let namespace = json!({"type": "namespace", "name": "a", "tools": [function]});
+    for (tools, param) in [
+        (json!([function, bound]), "tools[1].format.type"),
+        (json!([namespace, custom("a b")]), "tools[1].name"),
+        (json!([namespace, custom("a__f")]), "tools"),
+    ] {
+        let body = asked("Run.", json!({"tools": tools}));
+        site.post(RESPONSES, &body).await.blames(param);
+    }
     site.close().await;
 }

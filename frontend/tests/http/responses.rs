@@ -69,7 +69,8 @@ pub(crate) fn joined(response: &Response) -> Value {
             }
             "response.output_text.delta"
             | "response.reasoning_text.delta"
-            | "response.function_call_arguments.delta" => {
+            | "response.function_call_arguments.delta"
+            | "response.custom_tool_call_input.delta" => {
                 assert!(is_open && event["output_index"] == output.len() - 1);
                 assert_eq!(event["item_id"], output.last().expect("an item")["id"]);
                 deltas += event["delta"].as_str().expect("text");
@@ -80,6 +81,7 @@ pub(crate) fn joined(response: &Response) -> Value {
             "response.function_call_arguments.done" => {
                 assert_eq!(event["arguments"], deltas.as_str())
             }
+            "response.custom_tool_call_input.done" => assert_eq!(event["input"], deltas.as_str()),
             "response.content_part.done" => assert_eq!(event["part"]["text"], deltas.as_str()),
             "response.output_item.done" => {
                 assert!(std::mem::replace(&mut is_open, false));
