@@ -8,6 +8,7 @@ mod body;
 mod completions;
 mod connection;
 mod docs;
+mod early;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

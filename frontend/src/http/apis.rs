@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::access::Caller;
 use super::asked_model::find_model;
 use super::completions::WRITTEN_BYTES;
+use super::early::{Begin, ERROR_DATA, NAMED_ERROR_DATA, early_response};
 use super::handlers::App;
 use super::held::held;
 use super::messages::anthropic_error;
@@ -58,6 +59,8 @@ pub(super) struct Call {
     pub(super) body: HeldBody,
     pub(super) body_bytes: usize,
     pub(super) guard: RequestGuard,
+    /// Lets its stream begin while it waits; `None` if it may not, or has waited.
+    begin: Option<Begin>,
 }
 
 impl Call {
@@ -86,6 +89,21 @@ impl Call {
         Ok(self.ctx.clone())
     }
 
+    /// Like [`Self::admit`], for a request that may be streamed: its stream begins if it waits long.
+    ///
+    /// # Errors
+    /// As [`Self::admit`].
+    pub(super) async fn admit_stream(
+        &mut self,
+        model: &ServedModel,
+        is_stream: bool,
+    ) -> Result<RequestContext, ApiError> {
+        match self.begin.take().filter(|_| is_stream) {
+            Some(begin) => begin.unless(self.admit(model)).await,
+            None => self.admit(model).await,
+        }
+    }
+
     /// Finds the model that the request names, and waits for a place among its requests.
     ///
     /// # Errors
@@ -95,13 +113,26 @@ impl Call {
         name: &str,
         endpoint: Option<EndpointType>,
     ) -> Result<(Arc<ServedModel>, RequestContext), ApiError> {
+        self.enter_stream(name, endpoint, false).await
+    }
+
+    /// Like [`Self::enter`], for a request that [may be streamed](Self::admit_stream).
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub(super) async fn enter_stream(
+        &mut self,
+        name: &str,
+        endpoint: Option<EndpointType>,
+        is_stream: bool,
+    ) -> Result<(Arc<ServedModel>, RequestContext), ApiError> {
         self.guard.model(name);
         let model = self.model(name, endpoint).await?;
-        let ctx = self.admit(&model).await?;
+        let ctx = self.admit_stream(&model, is_stream).await?;
         Ok((model, ctx))
     }
 
-    /// Like [`Self::enter`], for the model that `params` name. Completes `params`.
+    /// Like [`Self::enter_stream`], for the model that `params` name. Completes `params`.
     ///
     /// # Errors
     /// As [`Self::enter`].
@@ -111,7 +142,9 @@ impl Call {
         endpoint: EndpointType,
     ) -> Result<(Arc<ServedModel>, RequestContext), ApiError> {
         self.guard.complete(params);
-        self.enter(&params.model, Some(endpoint)).await
+        let is_stream = params.stream.is_some();
+        self.enter_stream(&params.model, Some(endpoint), is_stream)
+            .await
     }
 
     /// Waits for the beginning of an answer. `None` if the answer is streamed and has not begun after the silence that a stream
@@ -234,12 +267,35 @@ pub(super) struct Given {
     pub(super) body: Body,
 }
 
-/// Answers a request in every case, also after a panic.
+/// Answers a request in every case, also after a panic. The response of a stream [begins](early_response) before its answer if the
+/// request waits long for a place.
 pub(super) async fn answer(
     app: App,
     given: Given,
     work: Work,
     write_error: WriteError,
+) -> Response {
+    let limit = app.config.stream_keep_alive;
+    let error_data = match write_error {
+        WriteError::OpenAi(_) => ERROR_DATA,
+        WriteError::Anthropic => NAMED_ERROR_DATA,
+    };
+    let (begin, begun) = Begin::new(limit);
+    let begin = (!limit.is_zero()).then_some(begin);
+    let mut answer = answer_within(app, given, work, write_error, begin).boxed();
+    tokio::select! {
+        biased;
+        response = &mut answer => response,
+        Ok(()) = begun => early_response(answer, error_data, limit),
+    }
+}
+
+async fn answer_within(
+    app: App,
+    given: Given,
+    work: Work,
+    write_error: WriteError,
+    begin: Option<Begin>,
 ) -> Response {
     let Given {
         endpoint,
@@ -257,6 +313,7 @@ pub(super) async fn answer(
         caller,
         app,
         body_bytes: 0,
+        begin,
     };
     let answered = AssertUnwindSafe(read_and_work(&mut call, &headers, body, work))
         .catch_unwind()

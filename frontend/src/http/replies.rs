@@ -65,7 +65,7 @@ struct EventBody<W> {
 
 /// Notices that a stream is silent, within twice the limit. Its timer is reset only when it fires: a token costs no more than a
 /// look at it.
-struct Silence {
+pub(super) struct Silence {
     limit: Duration,
     sleep: Pin<Box<Sleep>>,
     has_sent: bool,
@@ -73,7 +73,7 @@ struct Silence {
 
 impl Silence {
     /// `None` for a limit of 0.
-    fn new(limit: Duration) -> Option<Self> {
+    pub(super) fn new(limit: Duration) -> Option<Self> {
         (!limit.is_zero()).then(|| Self {
             limit,
             sleep: Box::pin(tokio::time::sleep(limit)),
@@ -82,7 +82,7 @@ impl Silence {
     }
 
     /// Ready each time the timer fires and nothing was sent since it fired last.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.sleep.as_mut().poll(cx));
             self.sleep.as_mut().reset(Instant::now() + self.limit);
@@ -143,11 +143,16 @@ pub(super) fn event_response(
     frame: BytesMut,
     keep_alive: Duration,
 ) -> Response {
-    let mut response = Response::new(Body::new(EventBody {
+    events_response(Body::new(EventBody {
         events,
         frame,
         silence: Silence::new(keep_alive),
-    }));
+    }))
+}
+
+/// The response whose body is events.
+pub(super) fn events_response(body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,

@@ -41,7 +41,8 @@ pub(super) async fn create(call: &mut Call) -> Result<Reply, ApiError> {
     let asked = Asked::new(call, request)?;
     let (asked, chat) = asked.chat(call, 0).await?;
     let name = chat.params.model.clone();
-    let (model, ctx) = call.enter(&name, Some(EndpointType::Chat)).await?;
+    let (endpoint, is_stream) = (Some(EndpointType::Chat), asked.request.is_stream);
+    let (model, ctx) = call.enter_stream(&name, endpoint, is_stream).await?;
     let (job, asked) = asked.job(call, &ctx, &model, chat).await?;
     call.guard.ignores(&job.params().hints, "reasoning.effort");
     let Asked {

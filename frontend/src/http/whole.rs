@@ -123,7 +123,7 @@ fn read<T>(
 /// Passes a body, whose memory the caller has counted, to the model's engine.
 ///
 /// # Errors
-/// The errors of [`Call::admit`]; the engine's refusal, or for a whole answer any error of the engine; `Internal` if the engine
+/// The errors of [`Call::admit_stream`]; the engine's refusal, or for a whole answer any error of the engine; `Internal` if the engine
 /// does not write one object.
 async fn answer(
     call: &mut Call,
@@ -131,7 +131,7 @@ async fn answer(
     model: &ServedModel,
     asked: Whole,
 ) -> Result<Reply, ApiError> {
-    let ctx = call.admit(model).await?;
+    let ctx = call.admit_stream(model, asked.is_stream).await?;
     let guard = &call.guard;
     let mut request = GenerateRequest::from_text(asked.model, asked.body);
     request.adapter = model.adapter_name();

@@ -1,5 +1,6 @@
 //! Streams that are silent for long: signs of life keep proxies from closing their connections.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -159,6 +160,36 @@ async fn a_stream_begins_before_the_engine_has_accepted_its_request() {
         assert_eq!(first.response().await.status, 200, "{path}");
     }
     site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_stream_begins_while_its_request_waits_for_a_place() {
+    let (engine, gate) = Script::gated(vec![100], vec![101]);
+    let config = FrontendConfig {
+        stream_keep_alive: Duration::from_millis(20),
+        max_model_running_requests: NonZeroUsize::MIN,
+        ..config()
+    };
+    let site = Site::with(config, engine.clone()).await;
+    for asked in Streamed::all() {
+        let Streamed {
+            path, body, last, ..
+        } = asked;
+        let mut first = site.begin(path, &body).await;
+        eventually("it runs", || engine.active() == 1).await;
+        let mut second = site.begin(path, &body).await;
+        let head = second.head("POST").await.expect("a head");
+        assert_eq!(head.status, 200, "{path}");
+        let begun = signs(&mut second, COMMENT, 1).await;
+        assert_eq!(begun.replace(COMMENT, ""), "", "{path}");
+        assert_eq!(engine.active(), 1, "{path}");
+        gate.add_permits(2);
+        let ended = rest(&mut second).await;
+        assert!(ended.contains(last), "{path}: {begun}{ended}");
+        assert_eq!(first.response().await.status, 200, "{path}");
+        site.idle().await;
+    }
     site.close().await;
 }
 
