@@ -21,9 +21,8 @@ const SAME: [&str; 6] = [
 ];
 
 /// Fields that the API has and this server does not support.
-const REFUSED: [&str; 7] = [
+const REFUSED: [&str; 6] = [
     "container",
-    "diagnostics",
     "fallbacks",
     "inference_geo",
     "mcp_servers",
@@ -76,6 +75,12 @@ impl MessagesRequest {
                 Some(user) => drop(chat.insert("user".into(), user.into())),
                 None => fields.ignore("metadata"),
             }
+        }
+        // Claude Code asks why a prompt was not in the cache.
+        if let Some(mut diagnostics) = fields.object("diagnostics")? {
+            diagnostics.string("previous_message_id")?;
+            diagnostics.finish(&[])?;
+            fields.ignore("diagnostics");
         }
         let tiers = ["auto", "standard_only"];
         fields.hint("service_tier", &tiers, "this server has one tier")?;
