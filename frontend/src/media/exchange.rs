@@ -58,24 +58,45 @@ impl Target {
         Ok(Self { host, is_tls, uri })
     }
 
-    /// The target of a redirect: another URL, or a path of the same host. Refuses a redirect from HTTPS to plain HTTP.
+    /// The target of a redirect. Refuses a redirect from HTTPS to plain HTTP.
     pub(super) fn follow(&self, location: &str) -> Result<Self, Problem> {
-        let next = match location.strip_prefix('/') {
-            Some(path) if !path.starts_with(['/', '\\']) => {
-                let scheme = if self.is_tls { "https" } else { "http" };
-                let authority = self
-                    .uri
-                    .authority()
-                    .map_or("", |authority| authority.as_str());
-                Self::parse(&format!("{scheme}://{authority}{location}"))?
-            }
-            Some(_) => return Err(Problem::NoUrl),
-            None => Self::parse(location)?,
-        };
+        let next = Self::parse(&self.resolved(location))?;
         if self.is_tls && !next.is_tls {
             return Err(Problem::NoUrl);
         }
         Ok(next)
+    }
+
+    /// The whole URL of a reference, which may be relative.
+    ///
+    /// # Source
+    /// RFC 3986, section 5.2.
+    fn resolved(&self, reference: &str) -> String {
+        let (path, query) = match reference.find(['?', '#']) {
+            Some(at) => reference.split_at(at),
+            None => (reference, ""),
+        };
+        let scheme = if self.is_tls { "https" } else { "http" };
+        if path.starts_with("//") {
+            return format!("{scheme}:{reference}");
+        }
+        let first = path.split('/').next().unwrap_or_default();
+        if first.contains(':') {
+            return reference.to_owned();
+        }
+        let authority = self.authority();
+        let path = match path {
+            "" => self.uri.path().to_owned(),
+            path if path.starts_with('/') => path.to_owned(),
+            path => beside(self.uri.path(), path),
+        };
+        format!("{scheme}://{authority}{path}{query}")
+    }
+
+    fn authority(&self) -> &str {
+        self.uri
+            .authority()
+            .map_or("", |authority| authority.as_str())
     }
 
     pub(super) fn host(&self) -> &str {
@@ -93,16 +114,27 @@ impl Target {
 
     fn request(&self) -> Result<Request<Empty<Bytes>>, Problem> {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
-        let authority = self
-            .uri
-            .authority()
-            .map_or("", |authority| authority.as_str());
         let request = Request::get(path)
-            .header(HOST, authority)
+            .header(HOST, self.authority())
             .header(USER_AGENT, concat!("genset/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT, "image/png, image/jpeg, image/gif, image/webp");
         request.body(Empty::new()).map_err(|_| Problem::NoUrl)
     }
+}
+
+/// The path of `relative` beside the last part of `path`.
+fn beside(path: &str, relative: &str) -> String {
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in relative.split('/') {
+        match part {
+            "." => {}
+            // The first part is empty: what stands before the first slash.
+            ".." => parts.truncate(parts.len().saturating_sub(1).max(1)),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
 }
 
 /// Sends the request and reads at most `max_bytes`, which `memory` holds.
@@ -192,6 +224,30 @@ fn check_head(headers: &HeaderMap, max_bytes: usize) -> Result<(), Problem> {
 mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
+
+    #[test]
+    fn a_redirect_may_be_relative() {
+        let target = Target::parse("https://a.example:8443/dir/sub/cat.png?x=1").unwrap();
+        for (location, expected) in [
+            ("https://b.example/x", "https://b.example/x"),
+            ("//b.example/x?y=1", "https://b.example/x?y=1"),
+            ("/x", "https://a.example:8443/x"),
+            (
+                "dog.png?at=b:/c",
+                "https://a.example:8443/dir/sub/dog.png?at=b:/c",
+            ),
+            ("./dog.png", "https://a.example:8443/dir/sub/dog.png"),
+            ("../dog.png", "https://a.example:8443/dir/dog.png"),
+            ("../../../dog.png", "https://a.example:8443/dog.png"),
+            ("?x=2", "https://a.example:8443/dir/sub/cat.png?x=2"),
+        ] {
+            let next = target.follow(location).unwrap();
+            assert_eq!(next.uri.to_string(), expected, "{location}");
+        }
+        for location in ["http://a.example/x", "ftp://a.example/x", "//"] {
+            assert!(target.follow(location).is_err(), "{location}");
+        }
+    }
 
     #[test]
     fn the_room_that_an_answer_has_to_grow_is_held_too() {
