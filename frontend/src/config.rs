@@ -225,7 +225,8 @@ impl Default for FrontendConfig {
             memory_budget_bytes: quarter_of_machine(),
             max_choices: 16,
             max_running_choices: NonZeroUsize::new(256).unwrap_or(NonZeroUsize::MIN),
-            max_stop_strings: 16,
+            // Continue sends more than twenty with a completion of code.
+            max_stop_strings: 32,
             max_stop_bytes: 1024,
             max_stop_token_ids: 256,
             max_logit_bias: 1024,

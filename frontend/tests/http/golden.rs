@@ -250,7 +250,7 @@ async fn refusals() {
         json!({"stop": ""}),
         json!({"stop": [3]}),
         json!({"stop": {}}),
-        json!({"stop": vec!["a"; 17]}),
+        json!({"stop": vec!["a"; 33]}),
         json!({"stop": long}),
         json!({"max_tokens": 0}),
         json!({"max_tokens": -1}),

@@ -172,7 +172,7 @@ fn crowds() -> Vec<(&'static str, Vec<u8>)> {
     let prompt = list(json!(5));
     let shown = format!(r#"{{"model": "tiny", "echo": true, "prompt": {prompt}}}"#);
     // Each of the running answers looks for all of them.
-    let stops = vec!["x".repeat(1024); 16];
+    let stops = vec!["x".repeat(1024); 32];
     let stopped =
         json!({"model": "tiny", "prompt": vec!["a"; 256], "max_tokens": 1, "stop": stops});
     let stopped = (COMPLETIONS, stopped.to_string().into_bytes());
