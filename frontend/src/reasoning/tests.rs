@@ -13,6 +13,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes.",
     ),
     (
+        "cohere",
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+        "Hm.",
+        "Yes.",
+    ),
+    (
         "deepseek_r1",
         "Hm.\nSo.\n</think>\n\nYes, 1 < 2.\n",
         "Hm.\nSo.",

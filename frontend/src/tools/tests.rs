@@ -314,6 +314,8 @@ fn the_families_of_the_field_have_parsers() {
         "glm",
         "kimi",
         "minimax",
+        "nemotron_deci",
+        "poolside_v1",
     ] {
         assert!(ToolDialect::find(name).is_some(), "{name}");
     }
