@@ -1,6 +1,12 @@
 //! [`ToolDialect`]: how a family of models writes tool calls.
 
+mod aliases;
+mod headers;
+
 use std::sync::Arc;
+
+use aliases::ALIASES;
+use headers::{behind_kind, name_only, numbered, with_call_id};
 
 use super::ToolSchemas;
 use super::harmony::{self, HarmonyParser};
@@ -371,74 +377,6 @@ static DIALECTS: &[ToolDialect] = &[
         },
     ),
 ];
-
-/// Names that other servers use, or names of models with the same dialect.
-const ALIASES: &[(&str, &str)] = &[
-    ("cohere_command3", "cohere"),
-    ("cohere_command4", "cohere"),
-    ("deepseek", "deepseek_v31"),
-    ("deepseek-v4", "deepseek_v32"),
-    ("deepseek_v3_1", "deepseek_v31"),
-    ("deepseek_v3_2", "deepseek_v32"),
-    ("deepseek_v4", "deepseek_v32"),
-    ("deepseekv3", "deepseek_v3"),
-    ("deepseekv31", "deepseek_v31"),
-    ("deepseekv32", "deepseek_v32"),
-    ("deepseekv4", "deepseek_v32"),
-    ("ernie45", "hermes"),
-    ("gemma-4", "gemma4"),
-    ("gemma3", "pythonic"),
-    ("glm", "glm45"),
-    ("glm47", "glm45"),
-    ("gpt-oss", "harmony"),
-    ("gpt_oss", "harmony"),
-    ("granite4", "hermes"),
-    ("interns1", "internlm"),
-    ("jamba", "hunyuan_a13b"),
-    ("kimi", "kimi_k2"),
-    ("llama", "llama3_json"),
-    ("llama3", "llama3_json"),
-    ("llama4_json", "llama3_json"),
-    ("mimo", "qwen3_coder"),
-    ("minimax", "minimax_m2"),
-    ("minimax-m2", "minimax_m2"),
-    ("nemotron", "qwen3_coder"),
-    ("nemotron_deci", "nemotron_json"),
-    ("nemotron_nano", "qwen3_coder"),
-    ("openai", "harmony"),
-    ("phi4_mini_json", "phi4"),
-    ("poolside_v1", "glm45"),
-    ("qwen", "hermes"),
-    ("qwen25", "hermes"),
-    ("qwen3_xml", "qwen3_coder"),
-    ("step3p5", "qwen3_coder"),
-    ("trinity", "hermes"),
-];
-
-/// `NAME`
-fn name_only(header: &str) -> (&str, &str) {
-    (header.trim(), "")
-}
-
-/// `function<｜tool▁sep｜>NAME`
-fn behind_kind(header: &str) -> (&str, &str) {
-    let name = header.rsplit_once("<｜tool▁sep｜>");
-    (name.map_or(header, |(_, name)| name).trim(), "")
-}
-
-/// `functions.NAME:0`, which is also the call's id.
-fn numbered(header: &str) -> (&str, &str) {
-    let id = header.trim();
-    let name = id.strip_prefix("functions.").unwrap_or(id);
-    let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
-    (name, id)
-}
-
-/// `NAME` or `NAME[CALL_ID]ID`
-fn with_call_id(header: &str) -> (&str, &str) {
-    let (name, id) = header.split_once("[CALL_ID]").unwrap_or((header, ""));
-    (name.trim(), id.trim())
-}
 
 impl ToolDialect {
     /// Finds a dialect by its name or an alias.
