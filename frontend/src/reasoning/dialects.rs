@@ -180,6 +180,15 @@ static DIALECTS: &[ReasoningDialect] = &[
             ..THINK
         },
     ),
+    row(
+        "solar_open2",
+        &Tags {
+            start: "<|think:start|>",
+            end: "<|think:end|>",
+            ends_at: &["<|tool_call:start|>"],
+            ..THINK
+        },
+    ),
     row("step3", &THINKING),
 ];
 

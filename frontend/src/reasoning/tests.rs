@@ -120,6 +120,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Hm.",
         "Yes.",
     ),
+    (
+        "solar_open2",
+        "<|think:start|>Hm.<|think:end|>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
     ("step3", "Hm.</think>Yes.", "Hm.", "Yes."),
 ];
 

@@ -193,6 +193,14 @@ static DIALECTS: &[ToolDialect] = &[
             ..TAGGED
         },
     ),
+    json(
+        "granite-20b-fc",
+        &JsonMarks {
+            starts: &["<function_call>"],
+            ends: &[],
+            ..TAGGED
+        },
+    ),
     ToolDialect {
         name: "harmony",
         marks: Marks::Harmony,
@@ -357,6 +365,19 @@ static DIALECTS: &[ToolDialect] = &[
         &XmlMarks {
             ignored: &["<seed:tool_call>", "</seed:tool_call>"],
             ..FUNCTION_TAGS
+        },
+    ),
+    xml(
+        "solar_open2",
+        &XmlMarks {
+            ignored: &[],
+            call: "<|tool_call:start|>",
+            name_end: None,
+            call_end: "<|tool_call:end|>",
+            key: "<|tool_arg:start|>",
+            key_end: "<|tool_arg:value|>",
+            value_end: "<|tool_arg:end|>",
+            ..INVOKES
         },
     ),
     xml(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 TOOL_PARSERS = (
-    "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma4", "gigachat3", "glm45", "granite", "harmony",
-    "hermes", "hunyuan_a13b", "internlm", "kimi_k2", "kimi_k3", "lfm2", "llama3_function", "llama3_json", "llama4_pythonic", "longcat",
-    "longcat_flash_lite", "minimax_m2", "mistral", "nemotron_json", "olmo3", "phi4", "pythonic", "qwen3_coder", "seed_oss", "step3", "none",
+    "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma4", "gigachat3", "glm45", "granite", "granite-20b-fc",
+    "harmony", "hermes", "hunyuan_a13b", "internlm", "kimi_k2", "kimi_k3", "lfm2", "llama3_function", "llama3_json", "llama4_pythonic",
+    "longcat", "longcat_flash_lite", "minimax_m2", "mistral", "nemotron_json", "olmo3", "phi4", "pythonic", "qwen3_coder", "seed_oss",
+    "solar_open2", "step3", "none",
 )
 TOOL_ALIASES = (
     "cohere_command3", "cohere_command4", "deepseek", "deepseek-v4", "deepseek_v3_1", "deepseek_v3_2", "deepseek_v4", "deepseekv3",
@@ -16,7 +17,7 @@ TOOL_ALIASES = (
 """Aliases from other servers."""
 REASONING_PARSERS = (
     "cohere", "deepseek_r1", "deepseek_v31", "ernie45", "gemma4", "glm45", "granite", "granite33", "harmony", "hunyuan_a13b", "kimi",
-    "kimi_k2", "kimi_k3", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4", "qwen3", "seed_oss", "step3", "none",
+    "kimi_k2", "kimi_k3", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4", "qwen3", "seed_oss", "solar_open2", "step3", "none",
 )
 REASONING_ALIASES = (
     "basic", "cohere_command3", "cohere_command4", "deepseek", "deepseek-r1", "deepseek-v3", "deepseek-v4", "deepseek_v3", "deepseek_v3_1",

@@ -146,6 +146,13 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "granite-20b-fc",
+        "<function_call> {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}\n\
+         <function_call> {\"name\": \"now\", \"arguments\": {}}",
+        "",
+        TWO,
+    ),
+    (
         "harmony",
         "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
          <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Oslo\", \"days\": 3}<|call|>\
@@ -511,6 +518,13 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Oslo</parameter>\n<parameter=days>3</parameter>\n</function>\n\
          </seed:tool_call><seed:tool_call><function=now></function></seed:tool_call>",
         "",
+        TWO,
+    ),
+    (
+        "solar_open2",
+        "I look.<|tool_call:start|>get_weather\n<|tool_arg:start|>city<|tool_arg:value|>Oslo<|tool_arg:end|>\n\
+         <|tool_arg:start|>days<|tool_arg:value|>3<|tool_arg:end|>\n<|tool_call:end|>\n<|tool_call:start|>now\n<|tool_call:end|>",
+        "I look.",
         TWO,
     ),
     (
