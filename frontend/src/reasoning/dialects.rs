@@ -113,6 +113,7 @@ static DIALECTS: &[ReasoningDialect] = &[
     row(
         "hunyuan_a13b",
         &Tags {
+            ends_at: &["<tool_calls>"],
             dropped: &["<answer>", "</answer>"],
             ..THINK
         },
@@ -161,7 +162,13 @@ static DIALECTS: &[ReasoningDialect] = &[
             ..THINK
         },
     ),
-    row("nemotron", &THINK),
+    row(
+        "nemotron",
+        &Tags {
+            ends_at: &["<tool_call>"],
+            ..THINK
+        },
+    ),
     row("olmo3", &THINKING),
     row("phi4", &THINK),
     row(

@@ -78,6 +78,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes.",
     ),
     (
+        "hunyuan_a13b",
+        "<think>\nHm.\n<tool_calls>[]",
+        "Hm.",
+        "<tool_calls>[]",
+    ),
+    (
         "kimi",
         "◁think▷Hm ◁.◁/think▷Yes ◁/thi",
         "Hm ◁.",
@@ -104,6 +110,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes [T].",
     ),
     ("nemotron", "<think>\nHm.\n</think>\nYes.", "Hm.", "Yes."),
+    (
+        "nemotron",
+        "<think>\nHm.\n<tool_call>\n",
+        "Hm.",
+        "<tool_call>\n",
+    ),
     ("olmo3", "Hm.</think>Yes.", "Hm.", "Yes."),
     ("phi4", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("qwen3", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
