@@ -40,6 +40,15 @@ const fn row(name: &'static str, tags: &'static Tags) -> ReasoningDialect {
 /// Every dialect, by name.
 static DIALECTS: &[ReasoningDialect] = &[
     row(
+        "apertus",
+        &Tags {
+            start: "<|inner_prefix|>",
+            end: "<|inner_suffix|>",
+            ends_at: &["<|tools_prefix|>"],
+            ..THINK
+        },
+    ),
+    row(
         "cohere",
         &Tags {
             start: "<|START_THINKING|>",
@@ -201,6 +210,7 @@ static DIALECTS: &[ReasoningDialect] = &[
 
 /// Names that other servers use.
 const ALIASES: &[(&str, &str)] = &[
+    ("apertus2509", "apertus"),
     ("basic", "nemotron"),
     ("cohere_command3", "cohere"),
     ("cohere_command4", "cohere"),

@@ -7,6 +7,18 @@ use crate::markup::testing::{characters, cut, parse, soup};
 /// Dialect, text, reasoning, content.
 const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
     (
+        "apertus",
+        "<|inner_prefix|>Hm.<|inner_suffix|>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
+    (
+        "apertus",
+        "<|inner_prefix|>Hm.<|tools_prefix|>[]",
+        "Hm.",
+        "<|tools_prefix|>[]",
+    ),
+    (
         "cohere",
         "<|START_THINKING|>Hm, <b>.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
         "Hm, <b>.",

@@ -95,6 +95,15 @@ const INVOKES: XmlMarks = XmlMarks {
 /// Every dialect, by name.
 static DIALECTS: &[ToolDialect] = &[
     json(
+        "apertus",
+        &JsonMarks {
+            starts: &["<|tools_prefix|>"],
+            ends: &["<|tools_suffix|>"],
+            shape: Shape::Keyed,
+            ..TAGGED
+        },
+    ),
+    json(
         "cohere",
         &JsonMarks {
             starts: &["<|START_ACTION|>"],
@@ -453,7 +462,7 @@ impl ToolDialect {
         match self.marks {
             Marks::Json(marks) => {
                 let header = match marks.shape {
-                    Shape::Object => None,
+                    Shape::Object | Shape::Keyed => None,
                     Shape::Named(header) | Shape::Either(header) => Some(header.end),
                 };
                 let own = [marks.starts, marks.ends, marks.ignored].concat();

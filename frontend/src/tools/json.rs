@@ -37,6 +37,8 @@ impl JsonMarks {
 pub(super) enum Shape {
     /// `{"name": ..., "arguments": {...}}`, or a list of them.
     Object,
+    /// `{NAME: {...}}`, or a list of them.
+    Keyed,
     /// A header, a marker, and the arguments.
     Named(Header),
     /// A list or an object as in [`Shape::Object`] if it begins like one, otherwise as in [`Shape::Named`].
@@ -322,8 +324,9 @@ impl JsonParser {
     }
 
     fn between(&mut self, c: char, out: &mut Deltas) {
-        let is_object = match self.marks.shape {
-            Shape::Object => true,
+        let shape = self.marks.shape;
+        let is_object = match shape {
+            Shape::Object | Shape::Keyed => true,
             Shape::Named(_) => false,
             Shape::Either(_) => matches!(c, '[' | '{' | ']' | ',' | ';' | '}'),
         };
@@ -331,12 +334,13 @@ impl JsonParser {
             _ if c.is_whitespace() => {}
             '{' if is_object => {
                 let tools = self.is_bare.then(|| Arc::clone(&self.tools));
-                self.state = State::Object(Box::new(CallObject::new(tools)));
+                let object = CallObject::new(tools, shape == Shape::Keyed);
+                self.state = State::Object(Box::new(object));
                 self.take(c, out);
             }
             ']' if is_object && self.marks.ends.is_empty() => self.state = State::Outside,
             '[' | ']' | ',' | ';' | '}' if is_object => {}
-            _ if self.marks.shape != Shape::Object => {
+            _ if !matches!(shape, Shape::Object | Shape::Keyed) => {
                 self.state = State::Header(String::new());
                 self.take(c, out);
             }

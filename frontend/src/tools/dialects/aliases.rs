@@ -2,6 +2,7 @@
 
 /// Names that other servers use, or names of models with the same dialect.
 pub(super) const ALIASES: &[(&str, &str)] = &[
+    ("apertus2509", "apertus"),
     ("cohere_command3", "cohere"),
     ("cohere_command4", "cohere"),
     ("deepseek", "deepseek_v31"),

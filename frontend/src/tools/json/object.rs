@@ -15,6 +15,8 @@ const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 pub(super) struct CallObject {
     /// The request's tools, if it has no marker: then it is a call only if it names one of them and has arguments.
     tools: Option<Arc<ToolSchemas>>,
+    /// Whether its key is the tool's name, and the value its arguments.
+    is_keyed: bool,
     /// Its text, until it is reported.
     raw: String,
     place: Place,
@@ -48,9 +50,10 @@ pub(super) enum ObjectStep {
 }
 
 impl CallObject {
-    pub(super) fn new(tools: Option<Arc<ToolSchemas>>) -> Self {
+    pub(super) fn new(tools: Option<Arc<ToolSchemas>>, is_keyed: bool) -> Self {
         Self {
             tools,
+            is_keyed,
             raw: String::new(),
             place: Place::Open,
             key: String::new(),
@@ -110,13 +113,16 @@ impl CallObject {
     fn take_key(&mut self, c: char) {
         if self.scan.take(c) == ValueStep::Last {
             self.place = Place::Colon;
+            if self.is_keyed && !self.key.is_empty() {
+                self.name = Some(self.key.clone());
+            }
         } else if c != '"' {
             self.key.push(c);
         }
     }
 
     fn is_arguments(&self) -> bool {
-        ARGUMENTS.contains(&self.key.as_str())
+        self.is_keyed || ARGUMENTS.contains(&self.key.as_str())
     }
 
     fn begin_value(&mut self, c: char, out: &mut Deltas) -> ObjectStep {
@@ -155,12 +161,12 @@ impl CallObject {
         if is_arguments || self.is_reported {
             return;
         }
-        if NAMES.contains(&self.key.as_str()) {
+        if self.is_arguments() {
+            self.arguments = Some(plain_arguments(std::mem::take(&mut self.value)));
+        } else if NAMES.contains(&self.key.as_str()) {
             self.name = serde_json::from_str(&self.value)
                 .ok()
                 .filter(|name: &String| !name.is_empty());
-        } else if self.is_arguments() {
-            self.arguments = Some(plain_arguments(std::mem::take(&mut self.value)));
         }
     }
 

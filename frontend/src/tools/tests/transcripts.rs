@@ -14,6 +14,18 @@ const TWO: &[(&str, &str)] = &[OSLO, NOW];
 
 pub(super) const TRANSCRIPTS: &[Transcript] = &[
     (
+        "apertus",
+        "I look.<|tools_prefix|>[{\"get_weather\": {\"city\": \"Oslo\", \"days\": 3}}, {\"now\": {}}]<|tools_suffix|>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "apertus",
+        "<|tools_prefix|>[{\"now\": null}, {\"name\": {\"name\": \"}\"}}]<|tools_suffix|> Done.",
+        "Done.",
+        &[NOW, ("name", "{\"name\": \"}\"}")],
+    ),
+    (
         "cohere",
         "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}},\n\
          {\"tool_call_id\": \"1\", \"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
