@@ -22,6 +22,7 @@ const THINK: Tags = Tags {
     dropped: &[],
     frame: &[],
     frame_ends_at: &[],
+    other: None,
 };
 
 /// For models whose prompt contains the first marker.
@@ -127,6 +128,20 @@ static DIALECTS: &[ReasoningDialect] = &[
             ..THINK
         },
     ),
+    // The preview has no suffix.
+    row(
+        "hy_v3",
+        &Tags {
+            start: "<think:opensource>",
+            end: "</think:opensource>",
+            ends_at: &["<tool_calls:opensource>"],
+            other: Some(&Tags {
+                ends_at: &["<tool_calls>"],
+                ..THINK
+            }),
+            ..THINK
+        },
+    ),
     row(
         "kimi",
         &Tags {
@@ -229,6 +244,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("gpt-oss", "harmony"),
     ("gpt_oss", "harmony"),
     ("holo2", "deepseek_r1"),
+    ("hunyuan", "hy_v3"),
     ("interns1", "qwen3"),
     ("kimi_k25", "kimi_k2"),
     ("mimo", "qwen3"),
@@ -297,7 +313,10 @@ impl ReasoningDialect {
     pub fn parser(self, prompt: Option<&str>, has_tools: bool) -> Option<Box<dyn MarkupParser>> {
         let tags = self.tags?;
         let prompt = prompt.map(str::trim_end);
-        let ends_with = |marker| prompt.is_some_and(|prompt| prompt.ends_with(marker));
+        let ends_with = |marker: &str| prompt.is_some_and(|prompt| prompt.ends_with(marker));
+        let other = tags.other;
+        let other = other.filter(|tags| ends_with(tags.start) || ends_with(tags.end));
+        let tags = other.unwrap_or(tags);
         let is_inside = if ends_with(tags.start) {
             true
         } else {

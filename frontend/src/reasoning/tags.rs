@@ -20,6 +20,8 @@ pub(super) struct Tags {
     pub(super) frame: &'static [&'static str],
     /// Markers of tool calls that may follow the end of the frame: the content ends there too.
     pub(super) frame_ends_at: &'static [&'static str],
+    /// The same dialect with other markers, if the prompt ends with one of them.
+    pub(super) other: Option<&'static Tags>,
 }
 
 impl Tags {
@@ -27,6 +29,7 @@ impl Tags {
         let mut markers = vec![self.start, self.end];
         markers.extend(self.dropped);
         markers.extend(self.frame);
+        markers.extend(self.other.into_iter().flat_map(Tags::markers));
         markers
     }
 }

@@ -96,6 +96,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "<tool_calls>[]",
     ),
     (
+        "hy_v3",
+        "<think:opensource>Hm.</think:opensource>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
+    (
         "kimi",
         "◁think▷Hm ◁.◁/think▷Yes ◁/thi",
         "Hm ◁.",
@@ -236,6 +242,9 @@ fn the_prompt_says_whether_the_thoughts_have_begun() {
             "{name}"
         );
     }
+    // Its preview has other markers.
+    assert_eq!(run("hy_v3", "assistant<think>"), thinks);
+    assert_eq!(run("hy_v3", "assistant<think></think>"), does_not);
     assert_eq!(run("qwen3", "assistant\n"), does_not);
     assert_eq!(run("deepseek_r1", "assistant\n"), thinks);
 }

@@ -76,6 +76,7 @@ const FUNCTION_TAGS: XmlMarks = XmlMarks {
     value_end: "</parameter>",
     value_stops: Some(["\n</function>", "\n<parameter=", "\n</parameter"]),
     is_on_lines: true,
+    other: None,
 };
 
 /// Tags whose attributes name the function and its parameters.
@@ -90,7 +91,29 @@ const INVOKES: XmlMarks = XmlMarks {
     value_end: "</parameter>",
     value_stops: None,
     is_on_lines: false,
+    other: None,
 };
+
+/// Hunyuan 3's tags with this suffix.
+macro_rules! hunyuan_tags {
+    ($suffix:literal, $other:expr) => {
+        XmlMarks {
+            ignored: &[
+                concat!("<tool_calls", $suffix, ">"),
+                concat!("</tool_calls", $suffix, ">"),
+            ],
+            call: concat!("<tool_call", $suffix, ">"),
+            name_end: Some(concat!("<tool_sep", $suffix, ">")),
+            call_end: concat!("</tool_call", $suffix, ">"),
+            key: concat!("<arg_key", $suffix, ">"),
+            key_end: concat!("</arg_key", $suffix, ">"),
+            value: Some(concat!("<arg_value", $suffix, ">")),
+            value_end: concat!("</arg_value", $suffix, ">"),
+            other: $other,
+            ..INVOKES
+        }
+    };
+}
 
 /// Every dialect, by name.
 static DIALECTS: &[ToolDialect] = &[
@@ -222,6 +245,11 @@ static DIALECTS: &[ToolDialect] = &[
             ends: &["</tool_calls>"],
             ..TAGGED
         },
+    ),
+    // The preview has no suffix.
+    xml(
+        "hy_v3",
+        &hunyuan_tags!(":opensource", Some(&hunyuan_tags!("", None))),
     ),
     json(
         "internlm",
@@ -468,17 +496,7 @@ impl ToolDialect {
                 let own = [marks.starts, marks.ends, marks.ignored].concat();
                 own.into_iter().chain(header).collect()
             }
-            Marks::Xml(marks) => {
-                let own = [
-                    marks.call,
-                    marks.call_end,
-                    marks.key,
-                    marks.key_end,
-                    marks.value_end,
-                ];
-                let all = own.into_iter().chain(marks.name_end).chain(marks.value);
-                all.chain(marks.ignored.iter().copied()).collect()
-            }
+            Marks::Xml(marks) => marks.all(),
             Marks::Pythonic(marks) => [marks.starts, marks.ends].concat(),
             Marks::Keyed(marks) => marks.all().to_vec(),
             Marks::Harmony => harmony::MARKERS.to_vec(),

@@ -38,9 +38,25 @@ pub(super) struct XmlMarks {
     pub(super) value_stops: Option<[&'static str; 3]>,
     /// Whether a value is on lines of its own.
     pub(super) is_on_lines: bool,
+    /// The same dialect with other markers. The answer's first marker decides.
+    pub(super) other: Option<&'static XmlMarks>,
 }
 
 impl XmlMarks {
+    /// Every marker.
+    pub(super) fn all(&self) -> Vec<&'static str> {
+        let inner = [self.key, self.key_end, self.value_end];
+        let inner = inner.into_iter().chain(self.name_end).chain(self.value);
+        let others = self.other.into_iter().flat_map(XmlMarks::all);
+        self.outer().chain(inner).chain(others).collect()
+    }
+
+    /// The markers outside of calls: first the one that begins a call.
+    fn outer(&self) -> impl Iterator<Item = &'static str> + Clone + use<> {
+        let (own, ignored) = ([self.call, self.call_end], self.ignored);
+        own.into_iter().chain(ignored.iter().copied())
+    }
+
     /// The end of the key if it is a tag, which says that a key precedes it even if the mark of the key is missing.
     fn key_end_tag(&self) -> Option<&'static str> {
         self.key_end.starts_with("</").then_some(self.key_end)
@@ -140,13 +156,20 @@ impl XmlParser {
 
     fn outside(&mut self, out: &mut Deltas) -> bool {
         let marks = self.marks;
-        let own = [marks.call, marks.call_end];
-        let markers = own.into_iter().chain(marks.ignored.iter().copied());
-        match scan(&self.held, markers) {
+        let others = marks.other.into_iter().flat_map(XmlMarks::outer);
+        match scan(&self.held, marks.outer().chain(others)) {
             Scan::Marker { which, start, end } => {
                 let text = self.cut(end);
                 self.content.push(&text[..start], out);
                 self.content.markup();
+                let own = marks.outer().count();
+                let which = match marks.other {
+                    Some(other) if which >= own => {
+                        self.marks = other;
+                        which - own
+                    }
+                    Some(_) | None => which,
+                };
                 if which == 0 {
                     self.state = State::Name;
                 }

@@ -22,6 +22,7 @@ pub(super) const ALIASES: &[(&str, &str)] = &[
     ("gpt-oss", "harmony"),
     ("gpt_oss", "harmony"),
     ("granite4", "hermes"),
+    ("hunyuan", "hy_v3"),
     ("interns1", "internlm"),
     ("jamba", "hunyuan_a13b"),
     ("kimi", "kimi_k2"),

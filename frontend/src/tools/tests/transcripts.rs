@@ -248,6 +248,22 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "hy_v3",
+        "I look.<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n\
+         <arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Oslo</arg_value:opensource>\n\
+         <arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n\
+         <tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "hy_v3",
+        "<tool_calls><tool_call>get_weather<tool_sep><arg_key>city</arg_key><arg_value>Oslo</arg_value>\
+         <arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now<tool_sep></tool_call></tool_calls>",
+        "",
+        TWO,
+    ),
+    (
         "internlm",
         "I look.<|action_start|><|plugin|>\n{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 3}}<|action_end|>\
          <|action_start|> <|plugin|>\n{\"name\": \"now\", \"parameters\": {}}<|action_end|>",
