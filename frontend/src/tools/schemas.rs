@@ -201,18 +201,22 @@ impl<'a> Types<'a> {
     }
 }
 
-/// Whether a value has the type of this name.
+/// Whether a value has the type of this name. Clients also write the names of Python and of other languages.
 fn is_of_type(name: &str, value: &Value) -> bool {
-    match name {
-        "string" => value.is_string(),
-        "object" => value.is_object(),
-        "array" => value.is_array(),
-        "boolean" => value.is_boolean(),
-        "null" => value.is_null(),
-        "number" => value.is_number(),
-        "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(is_whole),
-        _ => false,
-    }
+    let is = |names: &[&str]| names.iter().any(|other| name.eq_ignore_ascii_case(other));
+    is(&["any"])
+        || match value {
+            Value::String(_) => is(&["string", "str", "text", "char", "varchar", "enum"]),
+            Value::Object(_) => is(&["object", "dict", "map"]),
+            Value::Array(_) => is(&["array", "list", "sequence", "tuple"]),
+            Value::Bool(_) => is(&["boolean", "bool"]),
+            Value::Null => is(&["null", "none"]),
+            Value::Number(number) => {
+                let is_integer = number.as_f64().is_some_and(is_whole);
+                is(&["number", "float", "double"])
+                    || is_integer && is(&["integer", "int", "int32", "int64", "long"])
+            }
+        }
 }
 
 fn is_of_same_type(one: &Value, other: &Value) -> bool {
@@ -242,6 +246,11 @@ mod tests {
         let (a_text, a_number) = (json!({"type": "string"}), json!({"type": "number"}));
         for (schema, expected) in [
             (json!({"type": "integer"}), number),
+            (json!({"type": "FLOAT"}), number),
+            (json!({"type": "int"}), number),
+            (json!({"type": "any"}), number),
+            (json!({"type": "str"}), text),
+            (json!({"type": "list"}), text),
             (json!({"type": ["string", "null"]}), text),
             (json!({"type": ["string", "number"]}), number),
             (json!({"const": "x"}), text),
