@@ -179,6 +179,15 @@ static DIALECTS: &[ReasoningDialect] = &[
         },
     ),
     row(
+        "minimax_m3",
+        &Tags {
+            start: "<mm:think>",
+            end: "</mm:think>",
+            ends_at: &["]<]minimax[>[<tool_call>"],
+            ..THINK
+        },
+    ),
+    row(
         "mistral",
         &Tags {
             start: "[THINK]",
@@ -249,6 +258,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("kimi_k25", "kimi_k2"),
     ("mimo", "qwen3"),
     ("minimax", "minimax_m2"),
+    ("minimax-m3", "minimax_m3"),
     ("nano_v3", "nemotron"),
     ("nemotron3", "nemotron"),
     ("nemotron_3", "nemotron"),

@@ -121,6 +121,14 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes.",
     ),
     ("minimax_m2", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    // Without reasoning, it may begin with the last marker.
+    ("minimax_m3", "</mm:think>Yes.", "", "Yes."),
+    (
+        "minimax_m3",
+        "<mm:think>Hm.]<]minimax[>[<tool_call>",
+        "Hm.",
+        "]<]minimax[>[<tool_call>",
+    ),
     (
         "mistral",
         "[THINK]Hm [1].[/THINK]Yes [T].",

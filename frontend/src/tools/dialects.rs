@@ -12,6 +12,7 @@ use super::ToolSchemas;
 use super::harmony::{self, HarmonyParser};
 use super::json::{Header, JsonMarks, JsonParser, Shape};
 use super::keyed::{KeyedMarks, KeyedParser};
+use super::nested::{self, NestedParser};
 use super::pythonic::{PythonicMarks, PythonicParser};
 use super::xml::{XmlMarks, XmlParser};
 use crate::markup::{IdStyle, MarkupParser};
@@ -32,6 +33,7 @@ enum Marks {
     Xml(&'static XmlMarks),
     Pythonic(&'static PythonicMarks),
     Keyed(&'static KeyedMarks),
+    Nested,
     Harmony,
 }
 
@@ -352,6 +354,10 @@ static DIALECTS: &[ToolDialect] = &[
         },
     ),
     xml("minimax_m2", &INVOKES),
+    ToolDialect {
+        name: "minimax_m3",
+        marks: Marks::Nested,
+    },
     json(
         "mistral",
         &JsonMarks {
@@ -499,6 +505,7 @@ impl ToolDialect {
             Marks::Xml(marks) => marks.all(),
             Marks::Pythonic(marks) => [marks.starts, marks.ends].concat(),
             Marks::Keyed(marks) => marks.all().to_vec(),
+            Marks::Nested => vec![nested::MARKER],
             Marks::Harmony => harmony::MARKERS.to_vec(),
         }
     }
@@ -507,6 +514,9 @@ impl ToolDialect {
     pub(crate) fn tokens(self) -> Vec<&'static str> {
         let mut tokens = self.markers();
         tokens.extend(["<｜tool▁sep｜>", "[CALL_ID]", "｜DSML｜"]);
+        if self.marks == Marks::Nested {
+            tokens.extend(nested::TAGS);
+        }
         tokens
     }
 
@@ -518,6 +528,7 @@ impl ToolDialect {
             Marks::Xml(marks) => Box::new(XmlParser::new(marks, tools)),
             Marks::Pythonic(marks) => Box::new(PythonicParser::new(marks, tools)),
             Marks::Keyed(marks) => Box::new(KeyedParser::new(marks)),
+            Marks::Nested => Box::new(NestedParser::new(tools)),
             Marks::Harmony => Box::new(HarmonyParser::new(true)),
         }
     }

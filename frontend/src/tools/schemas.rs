@@ -89,15 +89,33 @@ impl ToolSchemas {
         longest.filter(|_| !self.has(text)).unwrap_or((text, ""))
     }
 
-    /// Whether a parameter accepts the type of `value`. A parameter without a schema accepts any.
-    fn takes(&self, tool: &str, parameter: &str, value: &Value) -> bool {
-        let schema = self.schema(tool, parameter);
-        schema.is_none_or(|(root, schema)| Types::new(root).take(schema, value))
+    /// What is expected of an element by the names of those around it and its own, beginning with the parameter. Elements of
+    /// a list have the name `item`.
+    pub(super) fn within<'n>(
+        &self,
+        tool: &str,
+        path: impl IntoIterator<Item = &'n str>,
+    ) -> Expected<'_> {
+        let schema = self.parameters.get(tool).and_then(|root| {
+            let types = Types::new(root);
+            let mut schema = root;
+            for name in path {
+                let referred = schema.get("$ref").and_then(|place| types.referred(place));
+                let at = referred.unwrap_or(schema);
+                let property = at.get("properties").and_then(|all| all.get(name));
+                let item = at.get("items").filter(|_| name == "item");
+                let further = at.get("additionalProperties");
+                schema = property.or(item).or(further)?;
+            }
+            Some((root, schema))
+        });
+        Expected(schema)
     }
 
     /// Whether a parameter's bare text becomes a string, whatever it looks like.
     pub(super) fn is_text(&self, tool: &str, parameter: &str) -> bool {
-        let takes = |value: &Value| self.takes(tool, parameter, value);
+        let expected = Expected(self.schema(tool, parameter));
+        let takes = |value: &Value| expected.takes(value);
         let others = [json!(null), json!(true), json!(0), json!([]), json!({})];
         takes(&json!("")) && !others.iter().any(takes)
     }
@@ -105,6 +123,23 @@ impl ToolSchemas {
     /// Converts a parameter's bare text to JSON: to the type that it looks like, if the schema allows that; otherwise to a
     /// string. If the schema allows no string, the text may be a Python literal.
     pub(super) fn guess(&self, tool: &str, parameter: &str, text: &str) -> String {
+        Expected(self.schema(tool, parameter)).guess(text)
+    }
+}
+
+/// What a tool's schema says about a value: the root for references, and the value's schema. Without one, any is right.
+#[derive(Clone, Copy)]
+pub(super) struct Expected<'a>(Option<(&'a Value, &'a Value)>);
+
+impl Expected<'_> {
+    /// Whether the type of `value` is right.
+    pub(super) fn takes(self, value: &Value) -> bool {
+        self.0
+            .is_none_or(|(root, schema)| Types::new(root).take(schema, value))
+    }
+
+    /// Converts bare text to JSON, as [`ToolSchemas::guess`] does.
+    pub(super) fn guess(self, text: &str) -> String {
         let trimmed = text.trim();
         // Models trained on Python write its literals.
         let json = match trimmed {
@@ -115,13 +150,13 @@ impl ToolSchemas {
         };
         // Strings have no quotes.
         let is_allowed = serde_json::from_str::<Value>(json)
-            .is_ok_and(|value| !value.is_string() && self.takes(tool, parameter, &value));
+            .is_ok_and(|value| !value.is_string() && self.takes(&value));
         if is_allowed {
             return json.to_owned();
         }
-        let literal = match self.takes(tool, parameter, &json!("")) {
+        let literal = match self.takes(&json!("")) {
             true => None,
-            false => literal(trimmed).filter(|value| self.takes(tool, parameter, value)),
+            false => literal(trimmed).filter(|value| self.takes(value)),
         };
         literal.unwrap_or_else(|| text.into()).to_string()
     }
@@ -214,7 +249,7 @@ fn is_of_type(name: &str, value: &Value) -> bool {
             Value::Number(number) => {
                 let is_integer = number.as_f64().is_some_and(is_whole);
                 is(&["number", "float", "double"])
-                    || is_integer && is(&["integer", "int", "int32", "int64", "long"])
+                    || (is_integer && is(&["integer", "int", "int32", "int64", "long"]))
             }
         }
 }

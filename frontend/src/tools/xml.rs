@@ -1,17 +1,15 @@
 //! The parser for dialects with a tag for each parameter, whose values are bare text.
-//!
-//! Text between the parameters of a call becomes content after the call. The APIs' encoders rely on a call's arguments being
-//! contiguous.
 
 mod value;
 
 use std::sync::Arc;
 
 use serde_json::Value;
-use value::BareValue;
+pub(super) use value::BareValue;
 
 use super::ToolSchemas;
-use crate::markup::{Delta, Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
+use super::aside::Aside;
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
 
 /// A dialect of this kind.
 #[derive(Debug, PartialEq, Eq)]
@@ -90,9 +88,6 @@ const MAX_BROKEN_BYTES: usize = 16;
 /// A name longer than this (in bytes) is not a name but content.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// The limit in bytes on kept text between a call's parameters: it is held in memory until the call ends.
-const MAX_ASIDE_BYTES: usize = 64 << 10;
-
 pub(super) struct XmlParser {
     marks: &'static XmlMarks,
     tools: Arc<ToolSchemas>,
@@ -102,10 +97,7 @@ pub(super) struct XmlParser {
     /// The parameters given in the current call so far.
     keys: Vec<String>,
     content: Prose,
-    /// Content that waits for the end of its call.
-    aside: Deltas,
-    /// The length in bytes of the call's text outside its parameters.
-    aside_bytes: usize,
+    aside: Aside,
     held: String,
     /// The part of an unfinished key or gap that was already scanned.
     passed: String,
@@ -127,8 +119,7 @@ impl XmlParser {
             key: String::new(),
             keys: Vec::new(),
             content: Prose::content(),
-            aside: Deltas::default(),
-            aside_bytes: 0,
+            aside: Aside::default(),
             held: String::new(),
             passed: String::new(),
             is_prose: false,
@@ -246,7 +237,7 @@ impl XmlParser {
             Scan::Text { sure } => {
                 self.is_prose = true;
                 let text = self.cut(sure);
-                self.set_aside(&text);
+                self.aside.push(&text, &mut self.content);
                 return false;
             }
         };
@@ -259,7 +250,7 @@ impl XmlParser {
             self.state = State::Gap;
             return true;
         }
-        self.set_aside(&text[..start]);
+        self.aside.push(&text[..start], &mut self.content);
         self.content.markup();
         match which {
             0 => self.state = State::Key,
@@ -285,26 +276,7 @@ impl XmlParser {
 
     fn close(&mut self, out: &mut Deltas) {
         out.arguments(if self.keys.is_empty() { "{}" } else { "}" });
-        self.give_aside(out);
-    }
-
-    /// Takes a call's text outside its parameters.
-    fn set_aside(&mut self, text: &str) {
-        let room = MAX_ASIDE_BYTES.saturating_sub(self.aside_bytes);
-        self.aside_bytes = self.aside_bytes.saturating_add(text.len());
-        let kept = &text[..text.floor_char_boundary(room)];
-        self.content.push(kept, &mut self.aside);
-    }
-
-    /// The arguments have ended: emits the content that waited.
-    fn give_aside(&mut self, out: &mut Deltas) {
-        for delta in self.aside.iter() {
-            if let Delta::Content(text) = delta {
-                out.content(text);
-            }
-        }
-        self.aside.clear();
-        self.aside_bytes = 0;
+        self.aside.give(out);
     }
 
     fn key(&mut self, out: &mut Deltas) -> bool {
@@ -548,7 +520,7 @@ impl MarkupParser for XmlParser {
         match &mut self.state {
             State::Outside | State::Name => self.content.push(&rest, out),
             State::Parameters => {
-                self.set_aside(&rest);
+                self.aside.push(&rest, &mut self.content);
                 if !self.is_cut {
                     self.close(out);
                 }
@@ -570,7 +542,7 @@ impl MarkupParser for XmlParser {
                 }
             }
         }
-        self.give_aside(out);
+        self.aside.give(out);
         self.content.finish(out);
     }
 
@@ -579,7 +551,7 @@ impl MarkupParser for XmlParser {
     }
 }
 
-fn is_word(text: &str) -> bool {
+pub(super) fn is_word(text: &str) -> bool {
     !text.is_empty() && !text.contains(char::is_whitespace)
 }
 

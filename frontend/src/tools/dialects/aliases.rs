@@ -32,6 +32,7 @@ pub(super) const ALIASES: &[(&str, &str)] = &[
     ("mimo", "qwen3_coder"),
     ("minimax", "minimax_m2"),
     ("minimax-m2", "minimax_m2"),
+    ("minimax-m3", "minimax_m3"),
     ("nemotron", "qwen3_coder"),
     ("nemotron_deci", "nemotron_json"),
     ("nemotron_nano", "qwen3_coder"),

@@ -380,6 +380,38 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "minimax_m3",
+        "I look.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"get_weather\">]<]minimax[>[<city>Oslo]<]minimax[>[</city>\n\
+         ]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name=\"now\">\n]<]minimax[>[</invoke>\n\
+         ]<]minimax[>[</tool_call>",
+        "I look.",
+        TWO,
+    ),
+    // Tags in a string are text; a part of another value is an element, and parts of one name are a list.
+    (
+        "minimax_m3",
+        "]<]minimax[>[<invoke name=\"write_file\">]<]minimax[>[<text><b> ]<]minimax[>[<i>]<]minimax[>[</text>]<]minimax[>[<options>\n\
+         ]<]minimax[>[<k>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>x]<]minimax[>[</item>]<]minimax[>[</k>\
+         ]<]minimax[>[<t>a]<]minimax[>[</t>]<]minimax[>[<t>b]<]minimax[>[</t>]<]minimax[>[</options>]<]minimax[>[<is_new>null\
+         ]<]minimax[>[</is_new>]<]minimax[>[</invoke>Done.",
+        "Done.",
+        &[(
+            "write_file",
+            r#"{"text": "<b> ]<]minimax[>[<i>", "options": {"k":[1,"x"],"t":["a","b"]}, "is_new": null}"#,
+        )],
+    ),
+    // Ends that the model omitted.
+    (
+        "minimax_m3",
+        "]<]minimax[>[<invoke name=\"write_file\">]<]minimax[>[<options>]<]minimax[>[</options>]<]minimax[>[<text>a]<]minimax[>[</invoke>\
+         ]<]minimax[>[<invoke name=\"write_file\">]<]minimax[>[<options>]<]minimax[>[<k>1",
+        "",
+        &[
+            ("write_file", r#"{"options": {}, "text": "a"}"#),
+            ("write_file", r#"{"options": {"k":1}}"#),
+        ],
+    ),
+    (
         "mistral",
         "[TOOL_CALLS] [{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
         "",

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::markup::Deltas;
 
 /// The current value. A string is emitted as it arrives; any other value when it is complete.
-pub(super) struct BareValue {
+pub(in crate::tools) struct BareValue {
     is_string: bool,
     is_on_lines: bool,
     has_begun: bool,
@@ -15,7 +15,7 @@ pub(super) struct BareValue {
 
 impl BareValue {
     /// With `is_on_lines`, one line break before the value and one after it are not part of it.
-    pub(super) fn new(is_string: bool, is_on_lines: bool) -> Self {
+    pub(in crate::tools) fn new(is_string: bool, is_on_lines: bool) -> Self {
         Self {
             is_string,
             is_on_lines,
@@ -24,7 +24,7 @@ impl BareValue {
         }
     }
 
-    pub(super) fn push(&mut self, text: &str, mut emit: impl FnMut(&str)) {
+    pub(in crate::tools) fn push(&mut self, text: &str, mut emit: impl FnMut(&str)) {
         if text.is_empty() {
             return;
         }
@@ -52,7 +52,7 @@ impl BareValue {
     }
 
     /// Ends the value. `guess` converts text that is not a string to JSON.
-    pub(super) fn close(&mut self, guess: impl FnOnce(&str) -> String, out: &mut Deltas) {
+    pub(in crate::tools) fn close(&mut self, guess: impl FnOnce(&str) -> String, out: &mut Deltas) {
         if self.is_string {
             out.arguments(if self.has_begun { "\"" } else { "\"\"" });
             return;
@@ -65,7 +65,7 @@ impl BareValue {
     }
 
     /// The answer ends within the value, which is emitted as it was written.
-    pub(super) fn cut_short(&mut self, out: &mut Deltas) {
+    pub(in crate::tools) fn cut_short(&mut self, out: &mut Deltas) {
         if self.is_string {
             let rest = Value::from(self.held.as_str()).to_string();
             out.arguments(escaped(&rest));
