@@ -188,6 +188,14 @@ static DIALECTS: &[ToolDialect] = &[
             end: "<end_function_call>",
         },
     ),
+    pythonic(
+        "gemma3",
+        &PythonicMarks {
+            starts: &["```tool_code"],
+            ends: &[],
+            is_bare: true,
+        },
+    ),
     keyed(
         "gemma4",
         &KeyedMarks {

@@ -246,7 +246,8 @@ impl PythonicParser {
     }
 
     fn between(&mut self, is_end: bool) -> bool {
-        let blank = |c: char| c.is_whitespace() || matches!(c, '[' | ',' | ';');
+        // A fence around calls ends with backticks.
+        let blank = |c: char| c.is_whitespace() || matches!(c, '[' | ',' | ';' | '`');
         let skipped = self.held.len() - self.held.trim_start_matches(blank).len();
         self.held.drain(..skipped);
         let Some(first) = self.held.chars().next() else {

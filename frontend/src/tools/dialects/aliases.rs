@@ -16,7 +16,6 @@ pub(super) const ALIASES: &[(&str, &str)] = &[
     ("deepseekv4", "deepseek_v32"),
     ("ernie45", "hermes"),
     ("gemma-4", "gemma4"),
-    ("gemma3", "pythonic"),
     ("glm", "glm45"),
     ("glm47", "glm45"),
     ("gpt-oss", "harmony"),

@@ -103,6 +103,12 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         &[("now", r#"{"a": 1"#), NOW, NOW],
     ),
     (
+        "gemma3",
+        "I look.\n```tool_code\nget_weather(city=\"Oslo\", days=3)\nnow()\n```\nDone.",
+        "I look.\nDone.",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
+    ),
+    (
         "gigachat3",
         "I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}\
          <|function_call|>{\"name\": \"now\", \"arguments\": {}}",
@@ -403,13 +409,9 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
     // Ends that the model omitted.
     (
         "minimax_m3",
-        "]<]minimax[>[<invoke name=\"write_file\">]<]minimax[>[<options>]<]minimax[>[</options>]<]minimax[>[<text>a]<]minimax[>[</invoke>\
-         ]<]minimax[>[<invoke name=\"write_file\">]<]minimax[>[<options>]<]minimax[>[<k>1",
+        "]<]minimax[>[<invoke name=\"a\">]<]minimax[>[<b>c]<]minimax[>[</invoke>]<]minimax[>[<invoke name=\"a\">]<]minimax[>[<b>]<]minimax[>[<k>1",
         "",
-        &[
-            ("write_file", r#"{"options": {}, "text": "a"}"#),
-            ("write_file", r#"{"options": {"k":1}}"#),
-        ],
+        &[("a", r#"{"b": "c"}"#), ("a", r#"{"b": {"k":1}}"#)],
     ),
     (
         "mistral",
