@@ -12,7 +12,7 @@ mod broken;
 mod required;
 mod transcripts;
 
-use transcripts::TRANSCRIPTS;
+use transcripts::transcripts;
 
 /// The tools of every test.
 fn tools() -> Arc<ToolSchemas> {
@@ -72,7 +72,7 @@ fn parted_call(name: &str, pieces: &[&str]) -> Option<u32> {
 
 #[test]
 fn transcripts_are_read_whole_and_by_the_character() {
-    for (name, text, content, calls) in TRANSCRIPTS {
+    for (name, text, content, calls) in transcripts() {
         for pieces in [vec![*text], characters(text)] {
             assert_eq!(parted_call(name, &pieces), None, "{name}: {text:?}");
             let message = run(name, pieces);
@@ -89,7 +89,7 @@ fn transcripts_are_read_whole_and_by_the_character() {
 fn every_dialect_has_a_transcript_with_two_calls() {
     for dialect in ToolDialect::all() {
         let name = dialect.name();
-        let mut own = TRANSCRIPTS.iter().filter(|(known, ..)| *known == name);
+        let mut own = transcripts().filter(|(known, ..)| *known == name);
         assert!(own.any(|(.., calls)| calls.len() == 2), "{name}");
         assert_eq!(ToolDialect::find(name), Some(*dialect));
     }
@@ -258,7 +258,7 @@ proptest! {
     /// marker is content.
     #[test]
     fn any_cutting_is_read_alike(end: usize, cuts in proptest::collection::vec(any::<usize>(), 0..12)) {
-        for (name, text, ..) in TRANSCRIPTS {
+        for (name, text, ..) in transcripts() {
             let text = cut(text, &[end])[0];
             let whole = run(name, [text]);
             prop_assert_eq!(&run(name, cut(text, &cuts)), &whole);
