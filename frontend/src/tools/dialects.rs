@@ -448,6 +448,15 @@ static DIALECTS: &[ToolDialect] = &[
             ..INVOKES
         },
     ),
+    json(
+        "xlam",
+        &JsonMarks {
+            starts: &["[TOOL_CALLS]"],
+            ends: &[],
+            is_bare: true,
+            ..TAGGED
+        },
+    ),
 ];
 
 impl ToolDialect {

@@ -20,7 +20,7 @@ pub(super) struct JsonMarks {
     pub(super) ignored: &'static [&'static str],
     /// The form of the text after the start.
     pub(super) shape: Shape,
-    /// Whether an object at the beginning of the answer may be a call without a marker.
+    /// Whether an object at the beginning of the answer, or a list of them, may be calls without a marker.
     pub(super) is_bare: bool,
 }
 
@@ -103,8 +103,10 @@ pub(super) struct JsonParser {
     held: String,
     /// How much of `held` was consumed.
     at: usize,
-    /// Bytes of white space after `at`, at the beginning of an answer, that were already scanned.
-    blank: usize,
+    /// Bytes after `at`, at the beginning of an answer, that were already scanned: white space, and the bracket of a list.
+    passed: usize,
+    /// That bracket's place after `at`.
+    bracket: Option<usize>,
     /// Whether the model was cut off.
     is_cut: bool,
 }
@@ -120,7 +122,8 @@ impl JsonParser {
             content: Prose::content(),
             held: String::new(),
             at: 0,
-            blank: 0,
+            passed: 0,
+            bracket: None,
             is_cut: false,
         }
     }
@@ -172,34 +175,44 @@ impl JsonParser {
                 }
                 Next::Start => {
                     self.end_call(out);
-                    self.begin(false);
+                    self.begin();
                     true
                 }
             },
         }
     }
 
-    /// Begins calls, which a marker announced unless they are bare.
-    fn begin(&mut self, is_bare: bool) {
-        self.is_bare = is_bare;
+    /// Begins calls, which a marker announced.
+    fn begin(&mut self) {
+        self.is_bare = false;
         self.state = State::Between;
     }
 
     fn outside(&mut self, is_end: bool, out: &mut Deltas) -> bool {
         if !self.has_begun && self.marks.is_bare {
-            let text = self.held.get(self.at + self.blank..);
-            let text = text.unwrap_or_default().trim_start();
+            let text = self.held.get(self.at + self.passed..);
+            let mut text = text.unwrap_or_default().trim_start();
+            if self.bracket.is_none()
+                && let Some(list) = text.strip_prefix('[')
+            {
+                self.bracket = Some(self.held.len() - self.at - text.len());
+                text = list.trim_start();
+            }
             if text.is_empty() && !is_end {
-                self.blank = self.held.len() - self.at;
+                self.passed = self.held.len() - self.at;
                 return false;
             }
             if text.starts_with('{') {
-                let begin = self.held.len() - text.len();
+                let object = self.held.len() - text.len();
+                let begin = self.bracket.map_or(object, |bracket| self.at + bracket);
                 let gap = self.held.get(self.at..begin).unwrap_or_default();
                 self.content.push(gap, out);
-                self.at = begin;
+                let opening = self.held.get(begin..object).unwrap_or_default();
+                let call = CallObject::new(Some(Arc::clone(&self.tools)), false, opening);
+                self.at = object;
                 self.has_begun = true;
-                self.begin(true);
+                self.is_bare = true;
+                self.state = State::Object(Box::new(call));
                 return true;
             }
         }
@@ -217,7 +230,7 @@ impl JsonParser {
                 self.content.markup();
                 self.at += end;
                 if which < starts.len() {
-                    self.begin(false);
+                    self.begin();
                 } else if which < starts.len() + ends.len() {
                     self.state = State::Outside;
                 }
@@ -334,7 +347,7 @@ impl JsonParser {
             _ if c.is_whitespace() => {}
             '{' if is_object => {
                 let tools = self.is_bare.then(|| Arc::clone(&self.tools));
-                let object = CallObject::new(tools, shape == Shape::Keyed);
+                let object = CallObject::new(tools, shape == Shape::Keyed, "");
                 self.state = State::Object(Box::new(object));
                 self.take(c, out);
             }

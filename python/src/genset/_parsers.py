@@ -6,7 +6,7 @@ TOOL_PARSERS = (
     "apertus", "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma3", "gemma4", "gigachat3", "glm45",
     "granite", "granite-20b-fc", "harmony", "hermes", "hunyuan_a13b", "hy_v3", "internlm", "kimi_k2", "kimi_k3", "lfm2", "llama3_function",
     "llama3_json", "llama4_pythonic", "longcat", "longcat_flash_lite", "minimax_m2", "minimax_m3", "mistral", "nemotron_json", "olmo3",
-    "phi4", "pythonic", "qwen3_coder", "seed_oss", "solar_open2", "step3", "none",
+    "phi4", "pythonic", "qwen3_coder", "seed_oss", "solar_open2", "step3", "xlam", "none",
 )
 TOOL_ALIASES = (
     "apertus2509", "cohere_command3", "cohere_command4", "deepseek", "deepseek-v4", "deepseek_v3_1", "deepseek_v3_2", "deepseek_v4",

@@ -17,7 +17,7 @@ pub(super) struct CallObject {
     tools: Option<Arc<ToolSchemas>>,
     /// Whether its key is the tool's name, and the value its arguments.
     is_keyed: bool,
-    /// Its text, until it is reported.
+    /// Its text, and the bracket of a list before it, until it is reported.
     raw: String,
     place: Place,
     key: String,
@@ -50,11 +50,12 @@ pub(super) enum ObjectStep {
 }
 
 impl CallObject {
-    pub(super) fn new(tools: Option<Arc<ToolSchemas>>, is_keyed: bool) -> Self {
+    /// A call after this text, which is content if it is none.
+    pub(super) fn new(tools: Option<Arc<ToolSchemas>>, is_keyed: bool, before: &str) -> Self {
         Self {
             tools,
             is_keyed,
-            raw: String::new(),
+            raw: before.to_owned(),
             place: Place::Open,
             key: String::new(),
             value: String::new(),
@@ -226,7 +227,8 @@ impl CallObject {
 
     /// Unwraps a call in the format of OpenAI's API: `{"type": "function", "function": {...}}`.
     fn unwrap_function(&mut self) {
-        let Ok(object) = serde_json::from_str::<Value>(&self.raw) else {
+        let object = self.raw.find('{').and_then(|begin| self.raw.get(begin..));
+        let Ok(object) = serde_json::from_str::<Value>(object.unwrap_or_default()) else {
             return;
         };
         let Some(function) = object.get("function") else {

@@ -351,6 +351,7 @@ const TRANSCRIPTS: &[Transcript] = &[
         "{\"answer\": {\"name\": \"now\"}}",
         &[],
     ),
+    ("llama3_json", "[{\"a\": 1}, 2]", "[{\"a\": 1}, 2]", &[]),
     (
         "llama4_pythonic",
         "<|python_start|>[get_weather(city='Oslo', days=3), now()]<|python_end|>",
@@ -532,6 +533,12 @@ const TRANSCRIPTS: &[Transcript] = &[
         "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"get_weather\">\n\
          <steptml:parameter name=\"city\">Oslo</steptml:parameter>\n<steptml:parameter name=\"days\">3</steptml:parameter>\n</steptml:invoke>\
          <｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"now\">\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+        "",
+        TWO,
+    ),
+    (
+        "xlam",
+        "\n[ {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, {\"name\": \"now\", \"arguments\": {}}]",
         "",
         TWO,
     ),
