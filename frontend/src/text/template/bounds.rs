@@ -142,7 +142,7 @@ fn growing_filters() -> [(&'static str, Value); 18] {
 /// Other filters that may read all of their input; the remaining filters do not.
 fn reading_filters() -> [(&'static str, Value); 23] {
     [
-        ("count", Value::from_function(filters::length)),
+        ("count", Value::from_function(length)),
         ("dictsort", Value::from_function(filters::dictsort)),
         ("first", Value::from_function(filters::first)),
         ("float", Value::from_function(filters::float)),
@@ -150,7 +150,7 @@ fn reading_filters() -> [(&'static str, Value); 23] {
         ("int", Value::from_function(filters::int)),
         ("items", Value::from_function(filters::items)),
         ("last", Value::from_function(filters::last)),
-        ("length", Value::from_function(filters::length)),
+        ("length", Value::from_function(length)),
         ("lines", Value::from_function(filters::lines)),
         ("list", Value::from_function(filters::list)),
         ("max", Value::from_function(filters::max)),
@@ -166,6 +166,14 @@ fn reading_filters() -> [(&'static str, Value); 23] {
         ("trim", Value::from_function(filters::trim)),
         ("unique", Value::from_function(filters::unique)),
     ]
+}
+
+/// In Jinja, an undefined value has no items.
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() {
+        return Ok(0);
+    }
+    filters::length(value)
 }
 
 fn count_filter(environment: &mut Environment<'_>, name: &'static str, filter: Value) {

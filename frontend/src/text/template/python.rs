@@ -7,7 +7,7 @@
 use std::io::{self, Write};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, from_args};
+use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 use serde::Serialize;
@@ -30,9 +30,24 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
     environment.set_unknown_method_callback(python_method);
     bounds::install(&mut environment);
     environment.add_filter("tojson", tojson);
+    environment.add_test("iterable", is_iterable);
+    environment.add_test("sequence", is_sequence);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     Ok(environment)
+}
+
+/// In Python, none cannot be iterated; an undefined value can.
+fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || value.kind() == ValueKind::Iterable
+}
+
+/// In Python, whatever has a length and items is a sequence.
+fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map
+    )
 }
 
 /// Python's methods on strings, lists and dictionaries.

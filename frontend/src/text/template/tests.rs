@@ -178,6 +178,25 @@ fn an_iterator_is_equal_to_itself_alone_and_has_no_order() {
     }
 }
 
+/// Qwen3-Coder's template begins with the second.
+#[test]
+fn kinds_of_values_are_those_of_python() {
+    for (test, expected) in [
+        ("none is iterable", "False"),
+        ("tools is iterable and tools | length > 0", "False"),
+        ("absent is iterable and absent | length == 0", "True"),
+        ("'a' is iterable and 'a' is sequence", "True"),
+        ("{ 'a': 1 } is iterable and [1] is iterable", "True"),
+        ("{ 'a': 1 } is sequence and [1] is sequence", "True"),
+        ("([1] | reverse) is iterable", "True"),
+        ("([1] | reverse) is sequence", "False"),
+        ("1 is iterable or 1 is sequence", "False"),
+    ] {
+        let outcome = try_render(&format!("{{{{ {test} }}}}"), &[]);
+        assert_eq!(outcome.as_deref(), Ok(expected), "{test}");
+    }
+}
+
 #[test]
 fn tojson_writes_what_json_dumps_writes() {
     let m = json!({ "b": [1, 2.0, 1e16, 1e-5, 0.5, true, null], "a": "é<&>'\"\n\u{1}", "e": {}, "l": [] });
