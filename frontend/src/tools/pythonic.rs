@@ -246,8 +246,7 @@ impl PythonicParser {
     }
 
     fn between(&mut self, is_end: bool) -> bool {
-        // A fence around calls ends with backticks.
-        let blank = |c: char| c.is_whitespace() || matches!(c, '[' | ',' | ';' | '`');
+        let blank = |c: char| c.is_whitespace() || matches!(c, '[' | ',' | ';');
         let skipped = self.held.len() - self.held.trim_start_matches(blank).len();
         self.held.drain(..skipped);
         let Some(first) = self.held.chars().next() else {
@@ -269,6 +268,10 @@ impl PythonicParser {
             }
         }
         match first {
+            // A fence around calls ends.
+            '`' => {
+                self.held.drain(..1);
+            }
             ']' => {
                 self.held.drain(..1);
                 self.content.markup();

@@ -112,8 +112,14 @@ const TRANSCRIPTS: &[Transcript] = &[
     ),
     (
         "gemma3",
-        "I look.\n```tool_code\nget_weather(city=\"Oslo\", days=3)\nnow()\n```\nDone.",
+        "I look.\n```tool_code\nget_weather(city=\"Oslo\", days=3)\nnow()\n```\n\n```tool_code\nnow()\n```\nDone.",
         "I look.\nDone.",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW, NOW],
+    ),
+    (
+        "gemma3",
+        "[get_weather(city=\"Oslo\", days=3), now()]",
+        "",
         &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
     ),
     (
