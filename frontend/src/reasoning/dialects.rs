@@ -128,15 +128,15 @@ static DIALECTS: &[ReasoningDialect] = &[
             ..THINK
         },
     ),
-    // The preview has no suffix.
+    // The preview and Hunyuan A13B have no suffix. The release's prompt always ends with one of its markers.
     row(
         "hy_v3",
         &Tags {
-            start: "<think:opensource>",
-            end: "</think:opensource>",
-            ends_at: &["<tool_calls:opensource>"],
+            ends_at: &["<tool_calls>"],
             other: Some(&Tags {
-                ends_at: &["<tool_calls>"],
+                start: "<think:opensource>",
+                end: "</think:opensource>",
+                ends_at: &["<tool_calls:opensource>"],
                 ..THINK
             }),
             ..THINK

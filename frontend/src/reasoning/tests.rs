@@ -95,12 +95,7 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Hm.",
         "<tool_calls>[]",
     ),
-    (
-        "hy_v3",
-        "<think:opensource>Hm.</think:opensource>Yes.",
-        "Hm.",
-        "Yes.",
-    ),
+    ("hy_v3", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     (
         "kimi",
         "◁think▷Hm ◁.◁/think▷Yes ◁/thi",
@@ -250,11 +245,23 @@ fn the_prompt_says_whether_the_thoughts_have_begun() {
             "{name}"
         );
     }
-    // Its preview has other markers.
-    assert_eq!(run("hy_v3", "assistant<think>"), thinks);
-    assert_eq!(run("hy_v3", "assistant<think></think>"), does_not);
     assert_eq!(run("qwen3", "assistant\n"), does_not);
     assert_eq!(run("deepseek_r1", "assistant\n"), thinks);
+}
+
+#[test]
+fn the_prompt_says_which_markers_the_model_has() {
+    let dialect = ReasoningDialect::find("hy_v3").unwrap();
+    for (prompt, text, reasoning) in [
+        ("<think:opensource>", "Hm.</think:opensource>Yes.", "Hm."),
+        ("<think:opensource></think:opensource>", "Yes.", ""),
+        ("<think>", "Hm.</think>Yes.", "Hm."),
+        ("<think></think>", "Yes.", ""),
+    ] {
+        let message = parse(dialect.parser(Some(prompt), false).unwrap(), [text]);
+        assert_eq!(message.reasoning, reasoning, "{prompt}");
+        assert_eq!(message.content, "Yes.", "{prompt}");
+    }
 }
 
 #[test]
