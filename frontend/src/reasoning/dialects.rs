@@ -1,5 +1,6 @@
 //! [`ReasoningDialect`]: how a family of models marks its reasoning.
 
+use super::shown::ShownParser;
 use super::tags::{Tags, TagsParser};
 use crate::markup::MarkupParser;
 
@@ -22,6 +23,7 @@ const THINK: Tags = Tags {
     dropped: &[],
     frame: &[],
     frame_ends_at: &[],
+    is_shown: false,
     other: None,
 };
 
@@ -179,6 +181,13 @@ static DIALECTS: &[ReasoningDialect] = &[
         },
     ),
     row(
+        "minimax_m2_append_think",
+        &Tags {
+            is_shown: true,
+            ..THINKING
+        },
+    ),
+    row(
         "minimax_m3",
         &Tags {
             start: "<mm:think>",
@@ -258,7 +267,9 @@ const ALIASES: &[(&str, &str)] = &[
     ("kimi_k25", "kimi_k2"),
     ("mimo", "qwen3"),
     ("minimax", "minimax_m2"),
+    ("minimax-append-think", "minimax_m2_append_think"),
     ("minimax-m3", "minimax_m3"),
+    ("minimax_append_think", "minimax_m2_append_think"),
     ("nano_v3", "nemotron"),
     ("nemotron3", "nemotron"),
     ("nemotron_3", "nemotron"),
@@ -332,6 +343,10 @@ impl ReasoningDialect {
         } else {
             tags.starts_inside && !ends_with(tags.end)
         };
+        if tags.is_shown {
+            let start = is_inside.then_some(tags.start);
+            return Some(Box::new(ShownParser::new(start)));
+        }
         Some(Box::new(TagsParser::new(tags, is_inside, has_tools)))
     }
 }

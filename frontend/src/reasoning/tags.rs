@@ -20,6 +20,8 @@ pub(super) struct Tags {
     pub(super) frame: &'static [&'static str],
     /// Markers of tool calls that may follow the end of the frame: the content ends there too.
     pub(super) frame_ends_at: &'static [&'static str],
+    /// Whether the reasoning stays in the content.
+    pub(super) is_shown: bool,
     /// The same dialect with other markers, if the prompt ends with one of them.
     pub(super) other: Option<&'static Tags>,
 }

@@ -116,6 +116,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes.",
     ),
     ("minimax_m2", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    (
+        "minimax_m2_append_think",
+        "Hm.\n</think>\n\nYes.",
+        "",
+        "<think>Hm.\n</think>\n\nYes.",
+    ),
     // Without reasoning, it may begin with the last marker.
     ("minimax_m3", "</mm:think>Yes.", "", "Yes."),
     (
@@ -245,6 +251,14 @@ fn the_prompt_says_whether_the_thoughts_have_begun() {
             "{name}"
         );
     }
+    assert_eq!(
+        run("minimax_append_think", "<think>\n").1,
+        "<think>Hm.</think>Yes."
+    );
+    assert_eq!(
+        run("minimax_append_think", "</think>\n").1,
+        "Hm.</think>Yes."
+    );
     assert_eq!(run("qwen3", "assistant\n"), does_not);
     assert_eq!(run("deepseek_r1", "assistant\n"), thinks);
 }
@@ -300,8 +314,9 @@ proptest! {
             let text = cut(text, &[end])[0];
             let whole = run(name, [text]);
             prop_assert_eq!(&run(name, cut(text, &cuts)), &whole);
+            let is_shown = name.ends_with("append_think");
             for marker in ReasoningDialect::find(name).unwrap().markers() {
-                prop_assert!(!whole.1.contains(marker), "{:?}", whole);
+                prop_assert!(is_shown || !whole.1.contains(marker), "{:?}", whole);
             }
         }
     }
