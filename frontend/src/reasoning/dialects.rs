@@ -221,6 +221,13 @@ static DIALECTS: &[ReasoningDialect] = &[
         },
     ),
     row(
+        "qwen3_thinking",
+        &Tags {
+            ends_at: &["<tool_call>"],
+            ..THINKING
+        },
+    ),
+    row(
         "seed_oss",
         &Tags {
             start: "<seed:think>",
@@ -278,8 +285,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("nemotron_v3", "nemotron"),
     ("openai_gptoss", "harmony"),
     ("poolside_v1", "qwen3"),
-    ("qwen3-thinking", "deepseek_r1"),
-    ("qwen3_thinking", "deepseek_r1"),
+    ("qwen3-thinking", "qwen3_thinking"),
     ("step3p5", "step3"),
 ];
 

@@ -154,6 +154,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes. And no.",
     ),
     (
+        "qwen3_thinking",
+        "Hm.\n<tool_call>\n",
+        "Hm.",
+        "<tool_call>\n",
+    ),
+    (
         "seed_oss",
         "<seed:think>Hm.</seed:think>Yes.",
         "Hm.",
