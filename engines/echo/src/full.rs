@@ -63,8 +63,8 @@ impl LLMEngine for EchoFull {
         let room = room(prompt_tokens)?;
         let (stop, delay) = (request.stop, self.delay);
         let max_tokens = stop.max_tokens_within(room);
-        // Keeps the usage right if the request is cancelled: for text, only the engine counts the prompt.
-        let ctx = ctx.with_prompt_tokens(prompt_tokens);
+        // Keeps the usage right if the Worker ends the request: for text, only the engine counts the prompt.
+        ctx.tell_prompt_tokens(prompt_tokens);
         Ok(output::stream(ctx, move |out| async move {
             for (generated, word) in (0..).zip(words.iter().cycle()) {
                 if generated == max_tokens {

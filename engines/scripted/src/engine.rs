@@ -106,13 +106,13 @@ impl ScriptedEngine {
         })
     }
 
-    /// Returns what is played for a request, and its context with the prompt's token count.
+    /// Returns what is played for a request, and tells its context the prompt's token count.
     fn answer(
         &self,
         replies: &Replies,
         request: GenerateRequest,
         ctx: &RequestContext,
-    ) -> Result<(Performance, RequestContext), EngineError> {
+    ) -> Result<Performance, EngineError> {
         let conversation = self.mode.read(&request, replies.script())?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(conversation.words);
         let room = self.mode.room(prompt_tokens)?;
@@ -136,8 +136,9 @@ impl ScriptedEngine {
             ratings: self.mode.ratings(reply, request.output.logprobs)?,
             stop: request.stop,
         };
-        // Keeps the usage right if the request is cancelled: nobody else counts a text prompt.
-        Ok((performance, ctx.clone().with_prompt_tokens(prompt_tokens)))
+        // Keeps the usage right if the Worker ends the request: nobody else counts a text prompt.
+        ctx.tell_prompt_tokens(prompt_tokens);
+        Ok(performance)
     }
 }
 
@@ -173,8 +174,7 @@ impl LLMEngine for ScriptedEngine {
         if request.annotations.contains_key(PROBE) {
             return Ok(self.answer_probe(request)?.stream(ctx));
         }
-        let (performance, ctx) = self.answer(&replies, request, &ctx)?;
-        Ok(performance.stream(ctx))
+        Ok(self.answer(&replies, request, &ctx)?.stream(ctx))
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use common::{Answer, read, script};
 use door::{Door, Served};
+use genset_backend_common::context::CancelReason;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
@@ -133,5 +134,17 @@ async fn faults_reach_a_client_as_typed_errors() {
         "{panic}"
     );
     assert_eq!(site.say("fine").await.text(), "a b");
+    assert_eq!(site.worker.shutdown().await.outcome.exit_code(), 0);
+}
+
+#[tokio::test]
+async fn the_prompt_of_a_cancelled_request_is_counted() {
+    let site = Site::start(FAULTS).await;
+    let ctx = RequestContext::new("r");
+    let request = GenerateRequest::from_text("m", "fine");
+    let outputs = site.generate.generate(request, ctx.clone()).await.unwrap();
+    ctx.cancel(CancelReason::Client);
+    let answer = read(outputs).await;
+    assert_eq!(answer.finished().usage.prompt_tokens, 1);
     assert_eq!(site.worker.shutdown().await.outcome.exit_code(), 0);
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::client::Response;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, Site, chat, completion, echo, encode, eventually, tokenizer,
+    CHAT, COMPLETIONS, Site, chat, completion, echo, echo_text, encode, eventually, tokenizer,
 };
 
 /// The text, finish reason and completion tokens of a chat. The whole and the streamed answer must agree.
@@ -78,6 +78,16 @@ async fn a_stop_string_across_tokens_cuts_and_frees_the_engine() {
         eventually("the engine is freed", || engine.active() == 0).await;
     }
     site.idle().await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn the_prompt_of_a_cut_answer_is_counted_where_only_the_engine_knows_it() {
+    let site = Site::start(echo_text()).await;
+    let body = chat("one two three", json!({"stop": "two"}));
+    let cut = site.post(CHAT, &body).await;
+    assert_eq!(cut.content(), "one ");
+    assert_eq!(cut.json()["usage"]["prompt_tokens"], 3);
     site.close().await;
 }
 
