@@ -1,6 +1,7 @@
 //! `/docs`: the routes and their fields for people, made from the document at `/openapi.json`. One page without scripts or
 //! external resources.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use axum::response::{Html, IntoResponse, Response};
@@ -35,7 +36,7 @@ fn page(document: &Value) -> String {
         format_args!(
             "<p>{} <a href=\"/openapi.json\">The same for programs</a>; \
              what fields do is in the guide that comes with the server.</p>\n",
-            escaped(about)
+            prose(about)
         ),
     );
     for (path, methods) in fields(&document["paths"]) {
@@ -55,7 +56,7 @@ fn add_route(page: &mut String, document: &Value, (method, path): (&str, &str), 
             "<h2><code>{} {}</code></h2>\n<p>{}</p>\n",
             escaped(&method.to_uppercase()),
             escaped(path),
-            escaped(summary)
+            prose(summary)
         ),
     );
     let parameters = route["parameters"].as_array();
@@ -100,7 +101,7 @@ fn add_table<'a>(
             format_args!(
                 "<tr><td><code>{}</code></td><td>{}</td><td>{}</td></tr>\n",
                 escaped(name),
-                escaped(&value(document, schema)),
+                prose(&value(document, schema)),
                 if is_required { "required" } else { "" }
             ),
         );
@@ -155,6 +156,17 @@ fn fields(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
     object.map(|(name, value)| (name.as_str(), value))
 }
 
+/// Text of the document, whose code is in backticks.
+fn prose(text: &str) -> String {
+    let parts = escaped(text);
+    let parts = parts.split('`').enumerate();
+    let parts = parts.map(|(place, part)| match place % 2 {
+        0 => Cow::from(part),
+        _ => Cow::from(format!("<code>{part}</code>")),
+    });
+    parts.collect()
+}
+
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -175,7 +187,7 @@ mod tests {
     #[test]
     fn a_page_has_routes_fields_and_limits_and_no_markup_of_others() {
         let document = json!({
-            "info": {"description": "a < b"},
+            "info": {"description": "`null` < b"},
             "paths": {"/v1/x": {"post": {
                 "summary": "Do <it>.",
                 "parameters": [{"name": "id", "required": true, "schema": {"type": "string"}}],
@@ -191,7 +203,7 @@ mod tests {
         for expected in [
             "<code>POST /v1/x</code>",
             "Do &lt;it&gt;.",
-            "a &lt; b",
+            "<p><code>null</code> &lt; b ",
             "<td><code>id</code></td><td>string</td><td>required</td>",
             "<td><code>n</code></td><td>integer, from 1, up to 7</td><td>required</td>",
             "<td><code>tier</code></td><td>only &quot;auto&quot;</td><td></td>",
