@@ -46,6 +46,7 @@ pub struct BadLine {
 
 /// An input line: a request, kept in a form that takes no more memory than the line.
 #[derive(Debug, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct BatchLine {
     custom_id: Option<Box<RawValue>>,
     method: Option<Box<RawValue>>,
@@ -62,7 +63,13 @@ impl BatchLine {
         if line.trim_ascii_start().starts_with(b"[") {
             return Err(serde_json::Error::custom("it is a list"));
         }
-        serde_json::from_slice(line)
+        serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
+            // Which line it is of the file, the caller knows.
+            let problem = error
+                .to_string()
+                .replace(" at line 1 column ", " at column ");
+            serde_json::Error::custom(problem)
+        })
     }
 
     /// The `custom_id` of its answer, if it is a string.
@@ -369,8 +376,11 @@ mod tests {
     #[test]
     fn a_line_is_an_object() {
         let list = json!(["a", "POST", "/v1/completions", {"model": "m", "prompt": "Hello"}]);
-        let error = BatchLine::parse(format!(" {list}").as_bytes()).unwrap_err();
-        assert_eq!(error.to_string(), "it is a list");
+        let problem = |line: &str| BatchLine::parse(line.as_bytes()).unwrap_err().to_string();
+        assert_eq!(problem(&format!(" {list}")), "it is a list");
+        let null = "invalid type: null, expected an object at column 4";
+        assert_eq!(problem("null\n"), null);
+        assert_eq!(problem("{\n"), "EOF while parsing an object at column 1");
     }
 
     #[test]
