@@ -83,10 +83,14 @@ impl LogprobQueue {
         text: &str,
         is_whole: bool,
     ) {
+        // Text in front of the token's own belongs to earlier ones, as the replacement of half a code point does.
+        let own = str::from_utf8(self.tokenizer.token_bytes(token)).ok();
+        let own = own.filter(|_| is_whole);
+        let before = own.and_then(|own| text.strip_suffix(own));
         let waiting = Waiting {
             token,
             rating,
-            text_offset: self.chars,
+            text_offset: self.chars + before.map_or(0, |before| before.chars().count()),
             end: None,
         };
         // The text may be the replacement of a code point that this token did not complete. The token's own text is

@@ -154,9 +154,19 @@ fn halves_of_a_code_point_come_together_and_special_tokens_with_what_follows() {
         .collect();
     assert_eq!(counts, [("a", 1), ("é", 3), ("b", 1), ("", 0)]);
     let (_, rated) = whole(&[lead, tail, 1], &[1], &[]);
-    let offsets: Vec<usize> = rated.iter().map(|token| token.text_offset).collect();
-    assert_eq!(offsets, [0, 0, 1]);
+    assert_eq!(offsets(&rated), [0, 0, 1]);
     assert_eq!(rated[0].chosen.bytes, [0xc3]);
+}
+
+fn offsets(rated: &[TokenLogprobs]) -> Vec<usize> {
+    rated.iter().map(|token| token.text_offset).collect()
+}
+
+#[test]
+fn a_token_begins_behind_the_replacement_that_comes_with_it() {
+    let (shown, rated) = whole(&[HALVES[0], 0, 1], &[1], &[]);
+    assert_eq!(shown, "\u{fffd}ab");
+    assert_eq!(offsets(&rated), [0, 1, 2]);
 }
 
 /// The second lead byte makes the first one's replacement certain, and is itself half of what the stop string cuts.
