@@ -36,7 +36,7 @@ Some **bold**, *leaning* and `code`, a [link](https://example.com/a), [a bad one
 |---|--:|
 | 1 | 2 |
 
-> quoted
+> quoted (from https://example.com/w_(x))
 
 ```rust
 fn main() { println!("<b>"); }
@@ -136,7 +136,7 @@ def chats(browser: Browser, url: str) -> None:
     assert found["title"] == "A title" and found["bold"] == 1 and found["leaning"] == 1, found
     assert (found["items"], found["inner"], found["numbered"], found["cells"], found["quoted"]) == (3, 1, 2, 2, 1), found
     assert found["code"] == 'fn main() { println!("<b>"); }', found
-    assert found["links"] == ["https://example.com/a", "https://example.com/p.png"], found
+    assert found["links"] == ["https://example.com/a", "https://example.com/p.png", "https://example.com/w_(x)"], found
     assert found["images"] == 0 and found["scripts"] == 0 and found.get("hacked") is None, found
     assert "<script>" in found["text"] and "javascript:alert(1)" in found["text"], "what is refused stays text"
     picture(browser, "chat-markdown")

@@ -205,7 +205,8 @@ const PIECES = [
   { find: /^!\[([^\]]*)\]\(\s*<?([^\s<>)]+)>?(?:\s+"[^"]*")?\s*\)/, make: ([all, name, url]) => link(url, [`image: ${name || url}`], all) },
   { find: /^\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(\s*<?((?:[^\s<>()]|\([^\s<>()]*\))+)>?(?:\s+"[^"]*")?\s*\)/, make: ([all, name, url], depth) => link(url, inline(name, depth), all) },
   { find: /^<((?:https?:\/\/|mailto:)[^\s<>]+)>/, make: ([all, url]) => link(url, [url], all) },
-  { find: /^https?:\/\/[^\s<>"'`*]*[^\s<>"'`*.,:;!?)\]}_~]/, make: ([url]) => link(url, [url], url) },
+  // Brackets are part of an address in pairs: the one that closes a remark around it is not.
+  { find: /^https?:\/\/(?:[^\s<>"'`*()]|\([^\s<>"'`*()]*\))*(?:[^\s<>"'`*.,:;!?()\]}_~]|\([^\s<>"'`*()]*\))/, make: ([url]) => link(url, [url], url) },
   { find: /^\*\*(?=\S)([^]*?\S)\*\*(?!\*)/, make: ([, text], depth) => element("strong", {}, ...inline(text, depth)) },
   { find: /^__(?=\S)([^]*?\S)__(?!\w)/, make: ([, text], depth) => element("strong", {}, ...inline(text, depth)), isWord: true },
   { find: /^\*(?=[^\s*])([^]*?[^\s*])\*(?!\*)/, make: ([, text], depth) => element("em", {}, ...inline(text, depth)) },
