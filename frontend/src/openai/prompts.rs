@@ -41,7 +41,7 @@ fn read_prompt(name: &str, text: &str, meter: &Meter) -> Result<Prompt, ApiError
     if is_list(text) && items(text).next().is_some() {
         return meter.token_ids(name, text).map(Prompt::Tokens);
     }
-    let problem = "expected a string or a list of token ids, as the others";
+    let problem = "expected a string or a list of at least one token id";
     Err(ApiError::invalid(name, problem))
 }
 
