@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http_body::{Body as _, Frame};
+use http_body::Frame;
 use tokio::sync::oneshot;
 
 use super::replies::{COMMENT, Silence, events_response};

@@ -2,6 +2,7 @@
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use super::*;
 use crate::kv::route::RouteReader;
@@ -97,7 +98,8 @@ async fn a_route_is_polled_and_a_failed_poll_leaves_nothing_known() {
     let port = listener.local_addr().unwrap().port();
     let prompt = tokens(300, 32);
     let events = json!([told(0, 1024, &blocks(None, &[(FIRST, &prompt[..])]))]);
-    let serving = tokio::spawn(serve(listener, events));
+    let mut serving = JoinSet::new();
+    serving.spawn(serve(listener, events));
     let publisher = KvEventPublisher::new();
     let mut changes = publisher.subscribe();
     let follower = KvFollower {
@@ -115,7 +117,6 @@ async fn a_route_is_polled_and_a_failed_poll_leaves_nothing_known() {
     assert_eq!(next(&mut changes).await, expected);
     assert_eq!(next(&mut changes).await, KvEventData::Cleared);
     end(&server, &tasks).await;
-    serving.abort();
 }
 
 #[test]
