@@ -31,8 +31,10 @@ const HISTORY_LINES: usize = 1000;
 /// The person's input at the prompt.
 enum Line {
     Text(String),
-    /// Ctrl-C at the prompt drops the line.
-    Dropped,
+    /// Ctrl-C at the prompt drops the line. `is_fresh` says that no other key was pressed in it.
+    Dropped {
+        is_fresh: bool,
+    },
     End,
     Failed(EngineError),
 }
@@ -74,7 +76,7 @@ fn has_editor() -> bool {
 }
 
 enum Source {
-    Editor(Box<Reedline>, DefaultPrompt, Pasted),
+    Editor(Box<Reedline>, DefaultPrompt, Arc<Mutex<Pressed>>),
     Plain,
 }
 
@@ -84,7 +86,7 @@ impl Source {
             return Self::Plain;
         }
         let keys = Keys::default();
-        let pasted = Arc::clone(&keys.pasted);
+        let pressed = Arc::clone(&keys.pressed);
         // Pasted text arrives as one text, including its newlines.
         let mut editor = Reedline::create()
             .with_validator(Box::new(Whole))
@@ -105,21 +107,25 @@ impl Source {
             None => {}
         }
         let prompt = DefaultPrompt::new(DefaultPromptSegment::Empty, DefaultPromptSegment::Empty);
-        Self::Editor(Box::new(editor), prompt, pasted)
+        Self::Editor(Box::new(editor), prompt, pressed)
     }
 
     fn read(&mut self) -> Line {
         match self {
-            Self::Editor(editor, prompt, pasted) => match editor.read_line(prompt) {
+            Self::Editor(editor, prompt, pressed) => match editor.read_line(prompt) {
                 Ok(Signal::Success(line)) => {
                     // Save now: a signal ends this thread while it waits for the next line.
                     if let Err(error) = editor.sync_history() {
                         tracing::warn!(%error, "the history file cannot be written");
                     }
-                    Line::Text(unfolded(&line, &pasted.lock()))
+                    let mut pressed = pressed.lock();
+                    pressed.has_keys = false;
+                    Line::Text(unfolded(&line, &pressed.pasted))
                 }
                 Ok(Signal::CtrlD) => Line::End,
-                Ok(_) => Line::Dropped,
+                Ok(_) => Line::Dropped {
+                    is_fresh: !std::mem::take(&mut pressed.lock().has_keys),
+                },
                 Err(error) => Line::Failed(EngineError::internal(format!(
                     "the terminal cannot be read: {error}"
                 ))),
@@ -167,28 +173,41 @@ impl Validator for Whole {
 /// A backslash before a new line, which a person types to go on in another line.
 const FOLD: &str = "\\\n";
 
-/// Pasted texts with a [`FOLD`], which is part of the text: a shell command in several lines has some.
-type Pasted = Arc<Mutex<Vec<String>>>;
+/// What the text of a line does not tell of its keys.
+#[derive(Default)]
+struct Pressed {
+    /// Pasted texts with a [`FOLD`], which is part of the text: a shell command in several lines has some.
+    pasted: Vec<String>,
+    /// Whether the line had keys other than Ctrl-C.
+    has_keys: bool,
+}
 
-/// The usual keys, and what was pasted.
+/// The usual keys, and a record of them.
 #[derive(Default)]
 struct Keys {
     usual: Emacs,
-    pasted: Pasted,
+    pressed: Arc<Mutex<Pressed>>,
 }
 
 impl EditMode for Keys {
     fn parse_event(&mut self, event: ReedlineRawEvent) -> ReedlineEvent {
         let event = self.usual.parse_event(event);
+        let mut pressed = self.pressed.lock();
         if let ReedlineEvent::Edit(edits) = &event {
             for edit in edits {
                 if let EditCommand::InsertString(text) = edit
                     && text.contains(FOLD)
                 {
-                    self.pasted.lock().push(text.clone());
+                    pressed.pasted.push(text.clone());
                 }
             }
         }
+        // A changed window is no key.
+        pressed.has_keys |= !matches!(
+            event,
+            ReedlineEvent::CtrlC | ReedlineEvent::None | ReedlineEvent::Resize(..)
+        );
+        drop(pressed);
         event
     }
 
@@ -285,8 +304,8 @@ pub(super) async fn run(
         };
         let text = match line {
             Line::Text(text) => text,
-            Line::Dropped if has_dropped => return Ok(Ending::Done),
-            Line::Dropped => {
+            Line::Dropped { is_fresh: true } if has_dropped => return Ok(Ending::Done),
+            Line::Dropped { .. } => {
                 has_dropped = true;
                 print(&chat.screen().aside("Ctrl-C again leaves.\n"));
                 continue;
@@ -378,8 +397,8 @@ mod tests {
             let paste = crossterm::event::Event::Paste(text.to_owned());
             let _ = keys.parse_event(ReedlineRawEvent::try_from(paste).unwrap());
         }
-        let pasted = keys.pasted.lock();
-        assert_eq!(*pasted, ["docker run \\\n  image\n"]);
+        let pasted = std::mem::take(&mut keys.pressed.lock().pasted);
+        assert_eq!(pasted, ["docker run \\\n  image\n"]);
         let typed = "what \\\nis this: docker run \\\n  image\n";
         let meant = "what \nis this: docker run \\\n  image";
         assert_eq!(unfolded(typed, &pasted), meant);
