@@ -1,7 +1,7 @@
 //! [`Markdown`]: styles text that arrives in pieces, without delay.
 //!
 //! It supports what models write most: headings, lists, quotes, fences, and bold, italic and code within a line. The first
-//! characters of a line and a star wait until their meaning is clear; everything else is shown immediately. Control characters
+//! characters of a line and stars wait until their meaning is clear; everything else is shown immediately. Control characters
 //! never reach the terminal: a model could move the cursor and overwrite earlier text.
 
 use std::fmt::Write;
@@ -66,6 +66,8 @@ impl Markdown {
     /// Shows the held characters, and ends all styles.
     pub(super) fn finish(&mut self, out: &mut String) {
         self.release(out);
+        // What the beginning of a line held may end with stars.
+        self.release(out);
         out.push_str(RESET);
         *self = Self::default();
     }
@@ -127,21 +129,26 @@ impl Markdown {
                 self.place = Place::InLine;
                 held.chars().for_each(|sign| self.take_inline(sign, out));
             }
-            Place::InLine => out.push_str(&held),
+            Place::InLine => match held.as_str() {
+                "*" => self.star(' ', out),
+                "**" => self.two_stars(' ', out),
+                _ => out.push_str(&held),
+            },
             Place::InFenced | Place::Fence { .. } => {}
         }
     }
 
     fn take_inline(&mut self, sign: char, out: &mut String) {
         match (self.held.as_str(), sign) {
-            ("*", '*') => {
-                self.held.clear();
-                self.is_bold = !self.is_bold;
-                self.style(out);
-            }
+            ("*", '*') => self.held.push(sign),
             ("*", after) => {
                 self.held.clear();
                 self.star(after, out);
+                self.take_inline(after, out);
+            }
+            ("**", after) => {
+                self.held.clear();
+                self.two_stars(after, out);
                 self.take_inline(after, out);
             }
             ("\\", escaped) => {
@@ -171,7 +178,7 @@ impl Markdown {
     /// Handles a single star: it begins or ends italics, or is a plain star.
     fn star(&mut self, after: char, out: &mut String) {
         let is_after_space = self.before.is_none_or(char::is_whitespace);
-        let begins = !self.is_italic && !after.is_whitespace();
+        let begins = !self.is_italic && self.may_begin(after);
         let ends = self.is_italic && !is_after_space;
         if begins || ends {
             self.is_italic = !self.is_italic;
@@ -179,6 +186,27 @@ impl Markdown {
         } else {
             self.show('*', out);
         }
+    }
+
+    /// Handles two stars: they begin or end bold, or are plain stars.
+    fn two_stars(&mut self, after: char, out: &mut String) {
+        if self.is_bold || self.may_begin(after) {
+            self.is_bold = !self.is_bold;
+            self.style(out);
+        } else {
+            self.show('*', out);
+            self.show('*', out);
+        }
+    }
+
+    /// Whether stars before `after` may begin a style. Those of arithmetic do not: `2*3`, `2 ** 10`. A style without an end would
+    /// hide them, because the rest of the line is not known yet.
+    fn may_begin(&self, after: char) -> bool {
+        let is_within = after.is_ascii_alphanumeric()
+            && self
+                .before
+                .is_some_and(|before| before.is_ascii_alphanumeric());
+        !is_within && !after.is_whitespace()
     }
 
     fn end_line(&mut self, out: &mut String) {
@@ -278,6 +306,12 @@ mod tests {
             ("a **b** c", "a {/}{bold}b{/} c{/}"),
             ("*a* b", "{/}{italic}a{/} b{/}"),
             ("2 * 3 * 4", "2 * 3 * 4{/}"),
+            ("5*4 = 2*10", "5*4 = 2*10{/}"),
+            ("2**10 or 2 ** 10", "2**10 or 2 ** 10{/}"),
+            ("日**本**語", "日{/}{bold}本{/}語{/}"),
+            ("it *ends*", "it {/}{italic}ends{/}{/}"),
+            ("it **ends**", "it {/}{bold}ends{/}{/}"),
+            ("a line\n*", "a line\n*{/}"),
             ("`a*b` c", "{/}{code}a*b{/} c{/}"),
             ("# Title\ntext", "{/}{bold}Title\n{/}text{/}"),
             ("#hashtag", "#hashtag{/}"),
