@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::output::Usage;
-use genset_backend_common::{CancelReason, EngineError, RequestContext};
+use genset_backend_common::{CancelReason, EngineError, FinishReason, RequestContext};
 use genset_frontend::markup::Delta;
 use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::Signals;
@@ -22,6 +22,8 @@ use super::screen::{Screen, Shown};
 pub(super) enum Turn {
     /// The answer is complete.
     Answered,
+    /// It reached `max_tokens` or the end of the context. A continuation of a base model does as a rule, and is [`Self::Answered`].
+    Cut,
     /// The person stopped it with Ctrl-C.
     Stopped,
     /// A signal told the process to end.
@@ -29,6 +31,9 @@ pub(super) enum Turn {
     /// Nobody can read the rest of the answer.
     Unread,
 }
+
+/// What the person is told of [`Turn::Cut`].
+pub(super) const CUT: &str = "[cut off: max_tokens or the end of the context is reached]\n";
 
 /// The token counts and times of an answer.
 #[derive(Debug, Clone, Copy)]
@@ -254,7 +259,9 @@ impl Chat {
                     first,
                     whole: asked.elapsed(),
                 });
-                return Ok((text, Turn::Answered));
+                let is_cut = end.reason == FinishReason::Length && !self.asker.goes_on();
+                let turn = if is_cut { Turn::Cut } else { Turn::Answered };
+                return Ok((text, turn));
             }
         }
     }

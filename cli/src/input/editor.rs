@@ -19,7 +19,7 @@ use reedline::{
 };
 use tokio::sync::mpsc;
 
-use super::chat::{Chat, Turn};
+use super::chat::{CUT, Chat, Turn};
 use super::commands::obey;
 use super::screen::Screen;
 use super::stdin::{MAX_BYTES, text_of, unreadable};
@@ -332,7 +332,7 @@ pub(super) async fn run(
             Ok(Turn::Stopped) if !std::io::stdin().is_terminal() => {
                 return Ok(Ending::Signalled);
             }
-            Ok(Turn::Answered | Turn::Stopped) => {}
+            Ok(Turn::Answered | Turn::Cut | Turn::Stopped) => {}
             Err(_) if chat.screen() == Screen::Pipe => ending = Ending::Failed,
             // A person sees the error and may ask again.
             Err(_) => {}
@@ -350,6 +350,7 @@ async fn converse(
     print("\n");
     match &asked {
         Ok(Turn::Stopped) => chat.screen().tell("[stopped]\n"),
+        Ok(Turn::Cut) => chat.screen().tell(CUT),
         Ok(Turn::Answered | Turn::Terminated | Turn::Unread) => {}
         Err(error) => chat.screen().tell(&format!("error: {error}\n")),
     }

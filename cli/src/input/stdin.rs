@@ -6,7 +6,7 @@ use genset_backend_common::EngineError;
 use genset_runtime::Signals;
 use tokio::io::AsyncReadExt;
 
-use super::chat::{Chat, Turn};
+use super::chat::{CUT, Chat, Turn};
 use super::{BYTE_ORDER_MARK, Ending, print};
 
 /// The longest question, in bytes.
@@ -32,8 +32,11 @@ pub(super) async fn run(mut chat: Chat, signals: &mut Signals) -> Result<Ending,
         ));
     }
     match chat.ask(question, signals).await? {
-        Turn::Answered => {
+        turn @ (Turn::Answered | Turn::Cut) => {
             print("\n");
+            if turn == Turn::Cut {
+                chat.screen().tell(CUT);
+            }
             Ok(Ending::Done)
         }
         Turn::Stopped | Turn::Terminated => Ok(Ending::Signalled),

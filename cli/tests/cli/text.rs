@@ -185,6 +185,10 @@ async fn without_a_terminal_lines_are_read_from_the_pipe() {
 
     let ended = run_with(genset(&words), b"a\nb").await;
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "a\nb\n"));
+    let input = b"/set max_tokens 2\nword word word word word word\n";
+    let ended = run_with(genset(&words), input).await;
+    let expected = "[cut off: max_tokens or the end of the context is reached]\n";
+    assert!(ended.stderr.ends_with(expected), "{}", ended.stderr);
     let ended = run_with(genset(&words), b"\xff\xfe\n").await;
     ended.fails(1, "error: a line of standard input: is not UTF-8 text");
 }
