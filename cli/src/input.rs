@@ -11,7 +11,7 @@ mod screen;
 mod stdin;
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use genset_backend_common::terminal::escaped;
@@ -60,6 +60,12 @@ fn is_unread() -> bool {
 pub(crate) fn lost_output() -> Option<&'static io::Error> {
     LOST.get()
         .filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
+}
+
+/// Whether standard output is a terminal on which a cursor moves.
+pub(crate) fn can_draw() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stdout().is_terminal() && !is_dumb
 }
 
 /// Writes a line to standard error, [`escaped`]. Ignores errors: nobody can be notified, and the exit code says the rest.

@@ -1,7 +1,7 @@
 //! `genset top`: shows the workers of a fleet and their current load.
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::time::Duration;
 
 use clap::Args;
@@ -12,7 +12,7 @@ use genset_runtime::{LoadClient, ModelDirectory, Runtime, Signals, WorkerLoad};
 use serde_json::{Value, json};
 
 use super::{FAILED, FleetArgs, error_in_json, table, with_runtime};
-use crate::input::{escaped, print};
+use crate::input::{can_draw, escaped, print};
 
 /// How wide the bar of a full KV cache is, in characters.
 const BAR_WIDTH: u64 = 10;
@@ -58,12 +58,6 @@ pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
         let did_all = seen.iter().all(|seen| seen.told.load.is_ok());
         Ok(if did_all { 0 } else { FAILED })
     })
-}
-
-/// Whether standard output is a terminal on which a cursor moves.
-fn can_draw() -> bool {
-    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    std::io::stdout().is_terminal() && !is_dumb
 }
 
 /// Asks every worker for its load. Returns the number of workers, and the ids of those without an answer, by reason.

@@ -1,4 +1,5 @@
-//! `in=text`: a chat on the terminal, with a line editor, history and a few commands. Without a terminal, it reads plain lines.
+//! `in=text`: a chat on the terminal, with a line editor, history and a few commands. Without a terminal, or on a dumb one, it
+//! reads plain lines.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Permissions};
@@ -23,7 +24,7 @@ use super::chat::{CUT, Chat, Turn};
 use super::commands::obey;
 use super::screen::Screen;
 use super::stdin::{MAX_BYTES, text_of, unreadable};
-use super::{BYTE_ORDER_MARK, Ending, escaped, print};
+use super::{BYTE_ORDER_MARK, Ending, can_draw, escaped, print};
 
 /// Lines kept in the history file.
 const HISTORY_LINES: usize = 1000;
@@ -71,19 +72,29 @@ impl Lines {
 }
 
 /// Whether a person types and sees the input.
-fn has_editor() -> bool {
+fn is_watched() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
+/// Whether the input is edited where it is shown.
+fn has_editor() -> bool {
+    std::io::stdin().is_terminal() && can_draw()
 }
 
 enum Source {
     Editor(Box<Reedline>, DefaultPrompt, Arc<Mutex<Pressed>>),
-    Plain,
+    /// The lines of standard input, each after a prompt if a person types them.
+    Plain {
+        has_prompt: bool,
+    },
 }
 
 impl Source {
     fn open() -> Self {
         if !has_editor() {
-            return Self::Plain;
+            return Self::Plain {
+                has_prompt: is_watched(),
+            };
         }
         let keys = Keys::default();
         let pressed = Arc::clone(&keys.pressed);
@@ -130,7 +141,10 @@ impl Source {
                     "the terminal cannot be read: {error}"
                 ))),
             },
-            Self::Plain => {
+            Self::Plain { has_prompt } => {
+                if *has_prompt {
+                    print("> ");
+                }
                 let mut line = Vec::new();
                 let mut limited = std::io::stdin().lock().take(MAX_BYTES + 1);
                 let text = match limited.read_until(b'\n', &mut line) {
@@ -280,7 +294,7 @@ pub(super) async fn run(
     models: &Models,
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
-    if has_editor() {
+    if is_watched() {
         print(&format!(
             "Chat with {}. /help lists the commands, Ctrl-D leaves.\n",
             escaped(chat.model_name())

@@ -99,6 +99,17 @@ async fn a_conversation_keeps_its_turns_and_no_failed_one() {
 }
 
 #[tokio::test]
+async fn a_dumb_terminal_edits_the_line_itself() {
+    let mut terminal = Terminal::start_with("out=echo_full", FAST, &[("TERM", "dumb")]);
+    terminal.expect("Ctrl-D leaves.\r\n> ").await;
+    assert!(terminal.is_cooked());
+    terminal.type_keys("hello\r").await;
+    terminal.expect("hello\r\nhello\r\n> ").await;
+    terminal.type_keys("\x04").await;
+    assert_eq!(terminal.exit_code().await, Some(0));
+}
+
+#[tokio::test]
 async fn arrow_up_brings_the_last_lines_back() {
     let state = tempfile::tempdir().unwrap();
     fs::create_dir(state.path().join("genset")).unwrap();
