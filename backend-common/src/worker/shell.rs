@@ -195,7 +195,10 @@ impl Shell {
 
     /// Logs an error and keeps the first one for the report.
     fn fail(&mut self, error: EngineError) {
+        let told = error.to_string();
         let source = std::error::Error::source(&error).map(ToString::to_string);
+        // Many errors include what their cause says.
+        let source = source.filter(|source| !told.contains(source));
         tracing::error!(kind = %error.kind(), %error, source, "worker");
         self.error.get_or_insert(error);
     }

@@ -127,7 +127,7 @@ pub enum LoadError {
     },
     /// `--kv-cache-memory` is smaller than one KV block.
     #[error(
-        "--kv-cache-memory is {}, and one KV block of {block_size} tokens takes {}; raise it, or lower --block-size",
+        "{} is too little: one KV block of {block_size} tokens takes {}; raise it, or lower --block-size",
         Bytes(*memory),
         Bytes(*block)
     )]
