@@ -187,10 +187,22 @@ impl Validator for Whole {
 /// A backslash before a new line, which a person types to go on in another line.
 const FOLD: &str = "\\\n";
 
+/// The beginning of a typed message that begins with a `/` and is no command.
+const ESCAPED: &str = "//";
+
+/// A message as a person types it who means no command.
+fn typed_message(text: &str) -> String {
+    match text.starts_with('/') {
+        true => format!("/{text}"),
+        false => text.to_owned(),
+    }
+}
+
 /// What the text of a line does not tell of its keys.
 #[derive(Default)]
 struct Pressed {
-    /// Pasted texts with a [`FOLD`], which is part of the text: a shell command in several lines has some.
+    /// Pasted texts with a [`FOLD`], which is part of the text: a shell command in several lines has some. Also those that begin as
+    /// an [`ESCAPED`] message, such as code after a comment.
     pasted: Vec<String>,
     /// Whether the line had keys other than Ctrl-C.
     has_keys: bool,
@@ -210,7 +222,7 @@ impl EditMode for Keys {
         if let ReedlineEvent::Edit(edits) = &event {
             for edit in edits {
                 if let EditCommand::InsertString(text) = edit
-                    && text.contains(FOLD)
+                    && (text.contains(FOLD) || text.trim_start().starts_with(ESCAPED))
                 {
                     pressed.pasted.push(text.clone());
                 }
@@ -230,11 +242,12 @@ impl EditMode for Keys {
     }
 }
 
-/// The intended text: without the marks for line continuation, except in what was `pasted`.
+/// The intended text: without the marks for line continuation, except in what was `pasted`. A block is a message, and so is what
+/// was pasted with two slashes.
 fn unfolded(typed: &str, pasted: &[String]) -> String {
     let block = typed.trim().strip_prefix(BLOCK);
     if let Some(text) = block.and_then(|rest| rest.strip_suffix(BLOCK)) {
-        return text.trim().to_owned();
+        return typed_message(text.trim());
     }
     let places = pasted.iter().flat_map(|text| {
         let found = typed.match_indices(text.as_str());
@@ -250,7 +263,12 @@ fn unfolded(typed: &str, pasted: &[String]) -> String {
         }
     }
     text.push_str(&typed[rest..]);
-    text.trim().to_owned()
+    let text = text.trim();
+    let mut beginnings = pasted.iter().map(|text| text.trim());
+    match text.starts_with(ESCAPED) && beginnings.any(|pasted| text.starts_with(pasted)) {
+        true => typed_message(text),
+        false => text.to_owned(),
+    }
 }
 
 /// `$XDG_STATE_HOME/genset/history`, or the same under `~/.local/state`. Ignores a variable that is not an absolute path.
@@ -332,7 +350,7 @@ pub(super) async fn run(
         let question = match text.as_str() {
             "" => continue,
             "/exit" => return Ok(ending),
-            escaped if escaped.starts_with("//") => escaped.split_at(1).1,
+            escaped if escaped.starts_with(ESCAPED) => escaped.split_at(1).1,
             command if command.starts_with('/') => {
                 obey(&mut chat, models, command);
                 continue;
@@ -397,6 +415,8 @@ mod tests {
             ("one \\\ntwo", true, "one \ntwo"),
             ("pasted\nlines", true, "pasted\nlines"),
             ("\"\"\"one", false, "\"\"\"one"),
+            ("\"\"\"\n/help\n\"\"\"", true, "//help"),
+            ("//one", true, "//one"),
             ("\"\"\"\none \\\ntwo\n\"\"\" ", true, "one \\\ntwo"),
         ] {
             let whole = matches!(Whole.validate(typed), ValidationResult::Complete);
@@ -406,14 +426,17 @@ mod tests {
     }
 
     #[test]
-    fn a_backslash_in_pasted_text_is_part_of_it() {
+    fn backslashes_and_slashes_in_pasted_text_are_part_of_it() {
         let mut keys = Keys::default();
-        for text in ["docker run \\\r\n  image\r\n", "one line"] {
+        let code = "// note\nlet x = 1;";
+        for text in ["docker run \\\r\n  image\r\n", "one line", code] {
             let paste = crossterm::event::Event::Paste(text.to_owned());
             let _ = keys.parse_event(ReedlineRawEvent::try_from(paste).unwrap());
         }
         let pasted = std::mem::take(&mut keys.pressed.lock().pasted);
-        assert_eq!(pasted, ["docker run \\\n  image\n"]);
+        assert_eq!(pasted, ["docker run \\\n  image\n", code]);
+        assert_eq!(unfolded(&format!("{code}\n"), &pasted), format!("/{code}"));
+        assert_eq!(unfolded("//help", &pasted), "//help");
         let typed = "what \\\nis this: docker run \\\n  image\n";
         let meant = "what \nis this: docker run \\\n  image";
         assert_eq!(unfolded(typed, &pasted), meant);
