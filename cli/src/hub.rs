@@ -135,9 +135,16 @@ fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, En
     let shown = Shown::new(model);
     let fetched = runtime.block_on(hub.fetch(model, needs, &shown));
     shown.finish();
-    let fetched = fetched.map_err(|error| match error.is_passing() {
-        true => EngineError::new(ErrorKind::Unavailable, error.to_string()).with_at(at),
-        false => bad(&error),
+    let fetched = fetched.map_err(|error| {
+        let mut told = error.to_string();
+        // The mistyped path of a file looks like a name.
+        if model.repo.name().ends_with(".gguf") {
+            told = format!("there is no file {model} here, and {told}");
+        }
+        match error.is_passing() {
+            true => EngineError::new(ErrorKind::Unavailable, told).with_at(at),
+            false => bad(&told),
+        }
     })?;
     if let Some(error) = &fetched.stale {
         note(format_args!(

@@ -87,6 +87,8 @@ async fn what_is_not_there_is_told_with_the_next_step() {
         missing.code == Some(2) && missing.stderr.contains("org/tiny"),
         "{missing:?}"
     );
+    let mistyped = ended(&["in=stdin", "folder/qwen.gguf"], &cache).await;
+    mistyped.fails(2, "there is no file folder/qwen.gguf here, and ");
     // An unreachable hub may come back: a supervisor retries.
     for words in [
         &["pull", "org/other"][..],
