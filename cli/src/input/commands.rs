@@ -100,6 +100,8 @@ fn set(chat: &mut Chat, words: &str) -> Result<String, String> {
     let value = value.map(read);
     let told = match &value {
         Some(value) => format!("{name} is {value}.\n"),
+        // It may be misspelt.
+        None if !chat.settings().contains_key(name) => format!("{name} was not set.\n"),
         None => format!("{name} is the model's own.\n"),
     };
     chat.set(name, value).map_err(|error| error.to_string())?;

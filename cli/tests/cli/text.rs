@@ -406,6 +406,7 @@ async fn settings_are_checked_and_a_conversation_is_kept_in_a_file() {
             "/set temprature 1",
             "error: Unrecognized request argument supplied: temprature",
         ),
+        ("/set temprature", "temprature was not set."),
         ("/set", "temperature 0.2"),
         ("/model none", "error: no model has the name \"none\""),
         ("/save", "error: /save needs a file"),
