@@ -27,7 +27,8 @@ pub(crate) async fn telling_if_long<T>(answers: impl Future<Output = T>, tell: i
 
 /// A bar on standard error, if that is a terminal. Dropping it removes it.
 pub(crate) fn bar() -> ProgressBar {
-    let bar = ProgressBar::new(0).with_finish(ProgressFinish::AndClear);
+    // Of a length of 0, all would be done.
+    let bar = ProgressBar::no_length().with_finish(ProgressFinish::AndClear);
     if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} {eta}") {
         bar.set_style(style);
     }

@@ -531,6 +531,8 @@ async fn a_terminal_shows_the_progress_of_a_run() {
     let words = ["conform", "run", "--engine=sample", "--only=ST01"];
     let mut terminal = Terminal::spawn(&words, &[]);
     terminal.expect("start [").await;
+    let bar = terminal.expect("]").await;
+    assert!(!bar.contains('█'), "nothing is done yet: {bar}");
     terminal.expect("1 passed, 0 failed").await;
     assert_eq!(terminal.exit_code().await, Some(0));
 
