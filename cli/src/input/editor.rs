@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crossterm::event::DisableBracketedPaste;
 use crossterm::execute;
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, ErrorKind};
 use genset_frontend::model::Models;
 use genset_runtime::Signals;
 use parking_lot::Mutex;
@@ -384,7 +384,14 @@ async fn converse(
         Ok(Turn::Stopped) => chat.screen().tell("[stopped]\n"),
         Ok(Turn::Cut) => chat.screen().tell(CUT),
         Ok(Turn::Answered | Turn::Terminated | Turn::Unread) => {}
-        Err(error) => chat.screen().tell(&format!("error: {error}\n")),
+        Err(error) => {
+            let is_too_long = error.kind() == ErrorKind::ContextLengthExceeded;
+            let hint = match is_too_long && chat.messages() > 0 {
+                true => "The conversation so far is part of the prompt; /clear forgets it.\n",
+                false => "",
+            };
+            chat.screen().tell(&format!("error: {error}\n{hint}"));
+        }
     }
     asked
 }

@@ -90,6 +90,7 @@ async fn a_conversation_keeps_its_turns_and_no_failed_one() {
     terminal.expect("remember alpha").await;
     terminal.enter(&"too much ".repeat(100)).await;
     terminal.expect("error: ").await;
+    terminal.expect("/clear forgets it.").await;
     terminal.enter("and now").await;
     let answer = terminal.expect(PROMPT).await;
     assert!(answer.contains("remember alpha"), "{answer:?}");
