@@ -1,6 +1,7 @@
 //! [`ModelCard`]: what a worker publishes about its model, enough for a frontend without the model's files.
 
 mod known;
+mod template_parsers;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,6 +18,8 @@ use crate::engine::Role;
 use crate::error::{At, EngineError};
 use crate::request::GenerateRequest;
 use crate::spelling::none_of;
+
+pub use template_parsers::TemplateParsers;
 
 /// Default number of tokens per KV block, if neither engine nor operator sets one.
 pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
@@ -153,10 +156,10 @@ pub struct ModelCard {
     /// What the engine can do.
     #[serde(deserialize_with = "known::capabilities")]
     pub capabilities: Capabilities,
-    /// The name of the tool-call parser; `None` if the model does not call tools.
+    /// The name of the tool-call parser; `None` if the model does not call tools, or `none`.
     #[serde(default)]
     pub tool_parser: Option<String>,
-    /// The name of the reasoning parser.
+    /// The name of the reasoning parser; `None` or `none` for no parser.
     #[serde(default)]
     pub reasoning_parser: Option<String>,
     /// How often a request may migrate to another instance; 0 disables migration.

@@ -87,7 +87,8 @@ Exit codes: 0 clean, 1 failed, 2 usage or configuration, 3 stopped before its wo
 /// One flag for both ends: a process that is worker and server needs no second one.
 const TOOL_PARSER_HELP: &str = "\
 Parser of tool calls, such as hermes, or none. A worker publishes it with its model; a server takes it for every \
-model, whatever its worker published; a process that is both does both [default: what the worker published]";
+model, whatever its worker published; a process that is both does both [default: what the worker published, which is found in \
+the model's chat template]";
 
 const REASONING_PARSER_HELP: &str = "\
 Parser of reasoning, such as qwen3; otherwise as --tool-parser";

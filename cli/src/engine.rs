@@ -180,19 +180,12 @@ pub(crate) fn tiny_chat() -> Result<ModelFolder, EngineError> {
         .map_err(|error| EngineError::internal("the built-in model is broken").with_source(error))
 }
 
-/// The worker for a model that is computed, and the model's context length. The built-in model's tool calls have their parser,
-/// unless a flag names another.
+/// The worker for a model that is computed, and the model's context length.
 fn worker_of(
     mut folder: ModelFolder,
     config: &RunConfig,
 ) -> Result<(WorkerConfig, u32), EngineError> {
     template::apply(&mut folder, config)?;
     let context = context_length(&folder, config.worker.context_length)?;
-    let mut worker = config.worker.worker_config(Some(folder))?;
-    if config.worker.model_path.is_none() {
-        worker
-            .tool_parser
-            .get_or_insert_with(|| "hermes".to_owned());
-    }
-    Ok((worker, context))
+    Ok((config.worker.worker_config(Some(folder))?, context))
 }

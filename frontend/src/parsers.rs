@@ -18,7 +18,11 @@ use crate::tools::{ToolDialect, ToolSchemas, forced};
 /// The name for no parser.
 const NONE: &str = "none";
 
-/// Parsers by name, as configured by an operator. An absent name defaults to the model card's; `none` disables the parser.
+/// The name that counts as none given.
+const AUTO: &str = "auto";
+
+/// Parsers by name, as configured by an operator. An absent name, or `auto`, defaults to the model card's; `none` disables the
+/// parser.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ParserNames {
     /// A [`ToolDialect`].
@@ -52,9 +56,10 @@ impl Parsers {
     /// # Errors
     /// `InvalidArgument` that names the field and lists the valid names.
     pub fn choose(card: &ModelCard, names: &ParserNames) -> Result<Self, EngineError> {
-        let tool = names.tool.as_ref().or(card.tool_parser.as_ref());
-        let reasoning = names.reasoning.as_ref().or(card.reasoning_parser.as_ref());
-        Self::of(tool.map(String::as_str), reasoning.map(String::as_str))
+        let given = |name: &Option<String>| name.clone().filter(|name| name != AUTO);
+        let tool = given(&names.tool).or_else(|| given(&card.tool_parser));
+        let reasoning = given(&names.reasoning).or_else(|| given(&card.reasoning_parser));
+        Self::of(tool.as_deref(), reasoning.as_deref())
     }
 
     /// Whether the model writes harmony channels.
@@ -64,7 +69,7 @@ impl Parsers {
     }
 
     fn of(tool: Option<&str>, reasoning: Option<&str>) -> Result<Self, EngineError> {
-        let is_some = |name: &&str| *name != NONE;
+        let is_some = |name: &&str| ![NONE, AUTO].contains(name);
         let find_tool = |name| {
             let names = ToolDialect::all().iter().map(|dialect| dialect.name());
             ToolDialect::find(name).ok_or_else(|| unknown("tool_parser", name, names))
@@ -119,20 +124,22 @@ enum Mode {
 const PROMPT_END_BYTES: usize = 128;
 
 impl Splitting {
-    /// Plans how answers to a request with these tools are split, if at all, and how they are constrained.
+    /// Plans how answers to a request with these tools are split, if at all, and how they are constrained. `likely` are the
+    /// parsers of tool calls that may fit a model without one.
     ///
     /// # Errors
     /// A 400 that names `tools` or `tool_choice` if the model does not support them.
     pub(crate) fn plan(
         card: &ModelCard,
         parsers: Parsers,
+        likely: &[&str],
         options: &ToolOptions,
     ) -> Result<(Option<Self>, Option<GuidedDecoding>), ApiError> {
         let (mode, guided) = match &options.choice {
             ToolChoice::None => (Mode::Markup { has_tools: false }, None),
             ToolChoice::Auto => {
                 if parsers.tool.is_none() {
-                    return Err(no_parser(&card.name));
+                    return Err(no_parser(&card.name, likely));
                 }
                 (Mode::Markup { has_tools: true }, None)
             }
@@ -266,10 +273,14 @@ fn max_calls(options: &ToolOptions) -> u32 {
     if options.is_parallel { u32::MAX } else { 1 }
 }
 
-fn no_parser(model: &str) -> ApiError {
+fn no_parser(model: &str, likely: &[&str]) -> ApiError {
+    let likely = match likely {
+        [] => String::new(),
+        names => format!(" (its chat template has marks of {})", names.join(", ")),
+    };
     let problem = format!(
         "no parser of tool calls is set for the model '{model}': name one as tool_parser in the model's card, or to the \
-         server by --tool-parser; or send \"tool_choice\": \"none\""
+         server by --tool-parser{likely}; or send \"tool_choice\": \"none\""
     );
     ApiError::unsupported("tools", problem)
 }

@@ -34,7 +34,7 @@ def test_a_parser_that_no_frontend_has_is_refused_with_those_there_are() -> None
     assert refused(register, tool_parser="hermess").startswith("tool_parser: 'hermess' is none of apertus, ")
     assert refused(register, reasoning_parser="think").endswith("seed_oss, solar_open2, step3, none")
     assert "'hermess' is none of" in refused(WorkerConfig, tool_call_parser="hermess")
-    for known in ("none", "hermes", "qwen"):
+    for known in ("none", "auto", "hermes", "qwen"):
         WorkerConfig(tool_call_parser=known)
 
 

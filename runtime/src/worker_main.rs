@@ -67,10 +67,11 @@ pub struct WorkerArgs {
         value_name = "TYPES"
     )]
     pub endpoint_types: Option<Vec<EndpointType>>,
-    /// Parser of the model's tool calls, such as hermes, published with the model for frontends to use
+    /// Parser of the model's tool calls, such as hermes, or none, published with the model for frontends to use [default: found
+    /// in the model's chat template]
     #[arg(long, env = "GENSET_TOOL_PARSER", value_name = "NAME")]
     pub tool_parser: Option<String>,
-    /// Parser of the model's reasoning, such as qwen3, published likewise
+    /// Parser of the model's reasoning, such as qwen3, published and found likewise
     #[arg(long, env = "GENSET_REASONING_PARSER", value_name = "NAME")]
     pub reasoning_parser: Option<String>,
     /// Lowers the context length, in tokens

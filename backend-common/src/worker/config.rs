@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::card::{Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, ModelCard};
+use crate::card::{Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, ModelCard, TemplateParsers};
 use crate::config::{EngineConfig, InputKind};
 use crate::controls::Adapter;
 use crate::engine::Role;
@@ -33,9 +33,9 @@ pub struct WorkerConfig {
     pub context_length_tokens: Option<u32>,
     /// The role of the instance.
     pub role: Role,
-    /// The name of the tool-call parser.
+    /// The name of the tool-call parser, or `none`. `None` or `auto`: the one that the model's chat template shows.
     pub tool_parser: Option<String>,
-    /// The name of the reasoning parser.
+    /// The name of the reasoning parser, likewise.
     pub reasoning_parser: Option<String>,
     /// How often a request may migrate to another instance; 0 disables migration.
     pub migration_limit: u32,
@@ -228,8 +228,7 @@ impl WorkerConfig {
         }
         card.aliases.clone_from(&self.aliases);
         card.role = self.role;
-        card.tool_parser.clone_from(&self.tool_parser);
-        card.reasoning_parser.clone_from(&self.reasoning_parser);
+        self.choose_parsers(&mut card);
         card.migration_limit = self.migration_limit;
         card.user_data.clone_from(&self.user_data);
         card.artifacts = self
@@ -238,5 +237,93 @@ impl WorkerConfig {
             .map(|artifact| artifact.reference.clone())
             .collect();
         Ok((engine, card))
+    }
+
+    /// Sets the parsers that the operator names, or else those that the chat template shows.
+    fn choose_parsers(&self, card: &mut ModelCard) {
+        card.tool_parser = named(self.tool_parser.as_deref());
+        card.reasoning_parser = named(self.reasoning_parser.as_deref());
+        if !card.endpoint_types.contains(&EndpointType::Chat) {
+            return;
+        }
+        let shown = TemplateParsers::of_artifacts(&self.artifacts);
+        let (mut found, mut flags) = (Vec::new(), Vec::new());
+        for (kind, parser, name) in [
+            ("tool", &mut card.tool_parser, shown.tool),
+            ("reasoning", &mut card.reasoning_parser, shown.reasoning),
+        ] {
+            if let Some(name) = name.filter(|_| parser.is_none()) {
+                *parser = Some(name.to_owned());
+                found.push(format!("{kind} parser {name}"));
+                flags.push(format!("--{kind}-parser none"));
+            }
+        }
+        if !found.is_empty() {
+            let (found, flags) = (found.join(", "), flags.join(", "));
+            tracing::info!("{found}: found in the chat template ({flags} for none)");
+        }
+    }
+}
+
+/// The parser that a setting names, if it does.
+fn named(setting: Option<&str>) -> Option<String> {
+    let name = setting.filter(|name| *name != "auto");
+    name.map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parsers on the card of a worker with these settings and files.
+    fn parsers(settings: [Option<&str>; 2], files: &[(&str, &str)]) -> [Option<String>; 2] {
+        let artifact = |(name, content): &(&str, &str)| Artifact::new(*name, content.as_bytes());
+        let [tool_parser, reasoning_parser] = settings.map(|setting| setting.map(str::to_owned));
+        let config = WorkerConfig {
+            tool_parser,
+            reasoning_parser,
+            artifacts: files.iter().map(artifact).collect(),
+            ..WorkerConfig::default()
+        };
+        let (_, card) = config.apply(EngineConfig::new("m", 8)).unwrap();
+        [card.tool_parser, card.reasoning_parser]
+    }
+
+    const QWEN: &str = r#"{{ tools }}<tool_call>\n{\"name\": 1}\n</tool_call><think></think>"#;
+
+    #[test]
+    fn a_parser_is_the_one_named_or_else_the_one_that_the_template_shows() {
+        let jinja = [("chat_template.jinja", QWEN)];
+        let own = |settings| parsers(settings, &jinja).map(Option::unwrap_or_default);
+        assert_eq!(own([None, Some("auto")]), ["hermes", "qwen3"]);
+        assert_eq!(own([Some("none"), None]), ["none", "qwen3"]);
+        assert_eq!(own([Some("xlam"), Some("none")]), ["xlam", "none"]);
+        assert_eq!(parsers([Some("auto"), None], &[]), [None, None]);
+    }
+
+    #[test]
+    fn the_template_is_that_of_the_frontend() {
+        let one = serde_json::json!({ "chat_template": QWEN }).to_string();
+        let named = serde_json::json!([
+            { "name": "default", "template": "<think></think>" },
+            { "name": "tool_use", "template": QWEN },
+            { "name": "rag", "template": "<|START_ACTION|>" },
+        ]);
+        let named = serde_json::json!({ "chat_template": named }).to_string();
+        let (one, named) = (one.as_str(), named.as_str());
+        let config = "tokenizer_config.json";
+        let aside = "additional_chat_templates/tool_use.jinja";
+        for files in [
+            &[(config, one)][..],
+            &[(config, named)],
+            &[(config, "{}"), ("chat_template.json", one)],
+            &[("chat_template.json", "{}"), (config, one)],
+            &[("chat_template.jinja", "<think></think>"), (aside, QWEN)],
+        ] {
+            let found = parsers([None, None], files).map(Option::unwrap_or_default);
+            assert_eq!(found, ["hermes", "qwen3"], "{files:?}");
+        }
+        let files = [(config, one), ("chat_template.jinja", "{{ messages }}")];
+        assert_eq!(parsers([None, None], &files), [None, None]);
     }
 }

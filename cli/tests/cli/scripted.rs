@@ -249,7 +249,7 @@ async fn a_stop_string_over_chunk_borders_is_found() {
 async fn with_a_model_its_template_and_its_tokens_are_on_the_road() {
     let script = file(TOKENS);
     let folder = tiny_chat();
-    let server = server(&script, &[text(&folder), "--tool-parser=hermes"]).await;
+    let server = server(&script, &[text(&folder)]).await;
     let response = server.ask(CHAT, &asking("tiny-chat", "the capital")).await;
     let answer: Value = serde_json::from_str(&response.body).unwrap();
     let content = &answer["choices"][0]["message"]["content"];

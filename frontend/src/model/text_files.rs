@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{EngineError, TokenId, error::At, request::Shared};
+use genset_backend_common::{
+    EngineError, TokenId, card::TemplateParsers, error::At, request::Shared,
+};
 use serde::Deserialize;
 
 use super::{Infill, Matryoshka, embed_prompt};
@@ -20,6 +22,8 @@ pub struct TextFiles {
     pub template: Option<ChatTemplate>,
     /// The same with the fuel and memory for a few milliseconds, to render on an async thread.
     pub quick_template: Option<ChatTemplate>,
+    /// The parsers of tool calls that may fit, by the chat template.
+    pub likely_tool_parsers: Vec<&'static str>,
     /// The tokens that end a sequence.
     pub eos_token_ids: Shared<Vec<TokenId>>,
     /// The lengths to which its embeddings may be cut.
@@ -106,6 +110,10 @@ impl TextFiles {
         let embed_prompt = file(prompts).map(|json| embed_prompt::from_config(&json));
         let embed_prompt = embed_prompt.transpose();
         let embed_prompt = embed_prompt.map_err(|error| bad_file(prompts, error))?;
+        let shown = source.as_ref().map(|source| {
+            let tool_use = source.tool_use.as_deref().unwrap_or_default();
+            TemplateParsers::of(&[source.chat.as_str(), tool_use].join("\n"))
+        });
         Ok(Self {
             embed_prompt: embed_prompt.unwrap_or_default(),
             infill: Infill::of(&tokenizer),
@@ -114,6 +122,7 @@ impl TextFiles {
                 .clone()
                 .map(|template| template.into_quick(QUICK_FUEL)),
             template,
+            likely_tool_parsers: shown.unwrap_or_default().likely_tools,
             eos_token_ids: eos_token_ids.into(),
             matryoshka: matryoshka.unwrap_or_default(),
         })

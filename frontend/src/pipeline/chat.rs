@@ -173,7 +173,10 @@ impl Chat {
         bound_by: Option<Arc<str>>,
         owner: &Owner,
     ) -> Result<Made, ApiError> {
-        let (mut splitting, guided) = Splitting::plan(&model.card, model.parsers, &self.tools)?;
+        let likely = model.text.as_ref().map(|text| &*text.likely_tool_parsers);
+        let likely = likely.unwrap_or_default();
+        let (mut splitting, guided) =
+            Splitting::plan(&model.card, model.parsers, likely, &self.tools)?;
         let schema_bytes = splitting.as_ref().map_or(0, Splitting::schema_bytes)
             + guided.as_ref().map_or(0, guided_bytes);
         match (bound_by, &self.tools.choice) {

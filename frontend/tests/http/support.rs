@@ -91,10 +91,12 @@ pub(crate) fn config() -> FrontendConfig {
     }
 }
 
-/// The config of a Worker of the test model.
+/// The config of a Worker of the test model, without the parsers that the template shows.
 pub(crate) fn worker_config() -> WorkerConfig {
     WorkerConfig {
         model_name: Some(MODEL.into()),
+        tool_parser: Some("none".into()),
+        reasoning_parser: Some("none".into()),
         artifacts: folder().artifacts.clone(),
         grace: Duration::from_secs(30),
         canary: CanaryConfig {

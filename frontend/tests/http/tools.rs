@@ -12,7 +12,7 @@ use crate::golden::check;
 use crate::script::Script;
 use crate::support::{
     CALLS, CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, parsing, tokenizer,
-    with, with_template,
+    with, with_template, worker_config,
 };
 
 fn tools() -> Value {
@@ -260,6 +260,49 @@ async fn the_flag_goes_before_the_card() {
     let message = response.does_not_support("tools");
     assert!(message.contains("tool_parser"), "{message}");
     site.close().await;
+}
+
+/// A template with the marks of calls and reasoning.
+const SHOWS_MARKS: &str = "{% set think = '</think>' %}{{ messages[0].content }}{{ tools | tojson if tools }}\
+    {% for m in messages if m.tool_calls %}<tool_call>\n{\"name\": \"{{ m.tool_calls[0].function.name }}\"}\n</tool_call>\
+    {% endfor %}";
+
+#[tokio::test]
+async fn parsers_that_nobody_names_are_found_in_the_template() {
+    let unnamed = WorkerConfig {
+        tool_parser: None,
+        reasoning_parser: Some("auto".into()),
+        ..worker_config()
+    };
+    let names = |tool: Option<&str>| FrontendConfig {
+        parsers: ParserNames {
+            tool: tool.map(str::to_owned),
+            reasoning: None,
+        },
+        ..config()
+    };
+    let body = chat("Weather?", json!({"tools": tools()}));
+    let ask = async |tool, template| {
+        let worker = with_template(unnamed.clone(), template);
+        let engine = Script::tokens(encode(CALLS));
+        let site = Site::with_worker(names(tool), worker, engine).await;
+        let response = site.post(CHAT, &body).await;
+        site.close().await;
+        response
+    };
+    for tool in [None, Some("auto")] {
+        let (message, reason) = whole(&ask(tool, SHOWS_MARKS).await);
+        assert_eq!(reason, "tool_calls");
+        assert_eq!(message[0], "I look.");
+        assert_eq!(message[1], "I need the weather.");
+        assert_eq!(message[2][1][0], "get_weather");
+    }
+    for (tool, template, has_hint) in [(None, SHOWS_ALL, false), (Some("none"), SHOWS_MARKS, true)]
+    {
+        let message = ask(tool, template).await.does_not_support("tools");
+        assert!(message.contains("--tool-parser"), "{message}");
+        assert_eq!(message.contains("hermes"), has_hint, "{message}");
+    }
 }
 
 #[tokio::test]

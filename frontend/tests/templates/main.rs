@@ -9,6 +9,8 @@
     reason = "a test says what failed by panicking"
 )]
 
+mod parsers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;

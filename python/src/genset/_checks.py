@@ -130,10 +130,10 @@ def check_limits(given: Mapping[str, Any]) -> None:
 
 
 def check_parsers(tool: str | None, reasoning: str | None, tool_field: str = "tool_parser") -> None:
-    """Raises `InvalidArgument` for a parser name that frontends do not know."""
-    if tool not in TOOL_ALIASES:
+    """Raises `InvalidArgument` for a parser name that frontends do not know. `auto` counts as not given."""
+    if tool not in (*TOOL_ALIASES, "auto"):
         check_name(tool, TOOL_PARSERS, tool_field)
-    if reasoning not in REASONING_ALIASES:
+    if reasoning not in (*REASONING_ALIASES, "auto"):
         check_name(reasoning, REASONING_PARSERS, "reasoning_parser")
 
 

@@ -294,9 +294,10 @@ class WorkerConfig:
     """How often a request may migrate to another instance; None for the default of `genset run`, 3. A request whose answer has begun
     migrates only if the engine declares `EngineConfig.resume` or `resume_as_prompt`."""
     tool_call_parser: str | None = None
-    """The parser with which frontends find tool calls in the text: a name of `genset run --tool-parser`."""
+    """The parser with which frontends find tool calls in the text: a name of `genset run --tool-parser`. None for the one that the
+    chat template shows."""
     reasoning_parser: str | None = None
-    """The parser with which frontends find reasoning in the text: a name of `genset run --reasoning-parser`."""
+    """The parser with which frontends find reasoning in the text: a name of `genset run --reasoning-parser`, or None likewise."""
     user_data: Mapping[str, Any] | None = None
     """A JSON object that is published unchanged with the model."""
     custom_jinja_template: str | None = None
