@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::worker::WorkerConfig;
-use genset_backend_common::{EngineError, LLMEngine, Role, request::MediaKind};
+use genset_backend_common::{EngineError, LLMEngine, Role, card::Artifact, request::MediaKind};
+use genset_engine_candle::load::gguf_files;
 use genset_engine_launcher::{
     ExtraArgs, LauncherArgs, LauncherConfig, LauncherEngine, MediaKinds, Nodes, RestartPolicy,
     ServerInput, ServerKind,
@@ -28,7 +29,22 @@ pub(super) fn build(
     let model = required_model(kind, config.worker.model_path.as_deref())?;
     let folder = folder_of(model, config)?;
     let engine = LauncherEngine::new(launcher(kind, model, folder.as_ref(), config)?);
-    Ok((Arc::new(engine), config.worker.worker_config(folder)?))
+    let template = if folder.is_none() {
+        template_of(model)
+    } else {
+        None
+    };
+    let mut worker = config.worker.worker_config(folder)?;
+    worker.artifacts.extend(template);
+    Ok((Arc::new(engine), worker))
+}
+
+/// The file with the chat template of a GGUF file that the server takes as text: it shows the parsers of the answers. `None` if
+/// the GGUF file cannot be read here.
+fn template_of(model: &Path) -> Option<Artifact> {
+    let mut files = gguf_files(model).ok()?.into_iter();
+    let file = files.find(|file| file.name == "tokenizer_config.json")?;
+    Some(Artifact::new(file.name, file.content))
 }
 
 /// The folder with the tokenizer, with which the server takes tokens: the model itself, or `--model-config` for a GGUF file.

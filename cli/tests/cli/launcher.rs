@@ -46,12 +46,16 @@ async fn a_server_of_tokens_answers_the_api() {
 async fn a_gguf_file_is_served_as_text_or_with_its_folder_as_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("parrot.gguf");
-    std::fs::write(&model, "GGUF").unwrap();
+    std::fs::copy(tiny_chat().join("tiny-chat-q8_0.gguf"), &model).unwrap();
     let run = ["run", "in=http", "out=llamacpp", "--http-port", "0"];
 
     let mut command = with_path(&run);
     command.arg(&model).arg(stand_in("llama_cpp.server"));
-    let answer = chat(Server::spawn(command).await, "parrot").await;
+    let server = Server::spawn(command).await;
+    // Its template says so, as with a folder.
+    let found = "tool parser hermes: found in the chat template";
+    until(async || server.log().contains(found)).await;
+    let answer = chat(server, "parrot").await;
     assert_eq!(answer["model"], "parrot");
     assert_eq!(
         answer["choices"][0]["message"]["content"],
