@@ -87,6 +87,20 @@ fn in_words(models: &[LiveModel]) -> String {
         }
     }
     let mut text = table(["MODEL", "ROLE", "CONTEXT", "ENDPOINT", "WORKERS"], &rows);
+    for LiveModel { card, .. } in models {
+        let parsers = [
+            ("tool", &card.tool_parser),
+            ("reasoning", &card.reasoning_parser),
+        ];
+        let parsers = parsers.iter().filter_map(|(kind, name)| {
+            let name = name.as_deref().filter(|name| *name != "none")?;
+            Some(format!("{kind} parser {name}"))
+        });
+        let parsers: Vec<String> = parsers.collect();
+        if !parsers.is_empty() {
+            text.push_str(&format!("{}: {}\n", card.name, parsers.join(", ")));
+        }
+    }
     for model in models.iter().filter(|model| !model.is_servable()) {
         let line = format!("{}: not served: no decode worker\n", model.card.name);
         text.push_str(&line);
@@ -139,6 +153,8 @@ fn in_json(model: &LiveModel, user_data: &UserData) -> Value {
     json!({
         "model": model.card.name,
         "context_length_tokens": model.card.context_length_tokens,
+        "tool_parser": model.card.tool_parser,
+        "reasoning_parser": model.card.reasoning_parser,
         "served": model.is_servable(),
         "pools": model.pools.iter().map(pool).collect::<Value>(),
         "adapters": model.adapters.keys().collect::<Vec<_>>(),

@@ -30,9 +30,11 @@ async fn models_are_listed_with_their_workers() {
     assert_eq!(lines[1][..2], ["tiny-chat", "aggregated"]);
     assert_eq!(lines[1][3], ENDPOINT);
     assert_eq!(lines[1].len(), 6, "two workers: {shown:?}");
+    assert_eq!(lines[2], ["tiny-chat:", "tool", "parser", "hermes"]);
 
     let listed = fleet.ask(&["models", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
+    assert_eq!(listed[0]["tool_parser"], "hermes");
     let workers = listed[0]["pools"][0]["workers"].as_array().unwrap();
     let workers: Vec<&str> = workers.iter().filter_map(Value::as_str).collect();
     assert_eq!(workers, lines[1][4..]);
