@@ -15,7 +15,7 @@ use super::Artifact;
 /// ```
 /// use genset_backend_common::card::TemplateParsers;
 ///
-/// let template = r#"{{ tools | tojson }}<tool_call>\n{"name": "{{ name }}"}\n</tool_call>"#;
+/// let template = r#"{% if tools %}<tool_call>\n{"name": "{{ name }}"}\n</tool_call>"#;
 /// assert_eq!(TemplateParsers::of(template).tool, Some("hermes"));
 /// assert_eq!(TemplateParsers::of("{{ messages }}").tool, None);
 /// ```
@@ -43,6 +43,9 @@ const LLAMA_CALL: &str = "{\"name\": function name, \"parameters\": ";
 /// The same of templates for a list of calls as in Python.
 const PYTHONIC_CALL: &str = "[func_name1(";
 
+/// How templates use the tools of a request. Some take them under another name (`xml_tools`) or from a message.
+const SEES_TOOLS: [&str; 3] = ["if tools", "in tools", "not tools"];
+
 /// Parsers of tool calls. Rows of one parser are neighbours.
 const TOOLS: &[Row] = &[
     ("apertus", &["<|tools_prefix|>"], &[]),
@@ -63,13 +66,19 @@ const TOOLS: &[Row] = &[
     ),
     (
         "harmony",
-        &["<|channel|>", "<|message|>", "to=functions."],
+        &["<|channel|>commentary", "<|message|>", "functions."],
         &[],
     ),
     (
         "hermes",
         &["<tool_call>", "</tool_call>", "{\"name\": "],
-        &["<arg_key>", "<function=", "<tool_sep", "<|tool_call|>"],
+        &[
+            "<arg_key>",
+            "<function=",
+            "<tool_calls>",
+            "<tool_sep",
+            "<|tool_call|>",
+        ],
     ),
     ("hunyuan_a13b", &["<tool_calls>[", "\"name\""], &[]),
     ("hy_v3", &["<tool_call", "<tool_sep", "<arg_key"], &[]),
@@ -137,7 +146,7 @@ const REASONING: &[Row] = &[
     ("cohere", &["<|START_THINKING|>"], &[]),
     ("gemma4", &["<|channel>", "<channel|>"], &[]),
     ("granite", &["Here is my thought process:"], &[]),
-    ("harmony", &["<|channel|>", "<|message|>", "analysis"], &[]),
+    ("harmony", &["<|channel|>analysis", "<|message|>"], &[]),
     ("hy_v3", &["<think:opensource>"], &[]),
     ("kimi", &["◁think▷", "◁/think▷"], &[]),
     (
@@ -161,7 +170,7 @@ impl TemplateParsers {
         let shown = only(&likely_tools);
         Self {
             // Without its tools, a model would be asked for calls of tools that it does not see.
-            tool: shown.filter(|_| text.contains("tools")),
+            tool: shown.filter(|_| SEES_TOOLS.iter().any(|words| text.contains(words))),
             reasoning: reasoning(&text, shown),
             likely_tools,
         }

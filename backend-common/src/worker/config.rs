@@ -289,7 +289,7 @@ mod tests {
         [card.tool_parser, card.reasoning_parser]
     }
 
-    const QWEN: &str = r#"{{ tools }}<tool_call>\n{\"name\": 1}\n</tool_call><think></think>"#;
+    const QWEN: &str = r#"{% if tools %}<tool_call>\n{\"name\": 1}\n</tool_call><think></think>"#;
 
     #[test]
     fn a_parser_is_the_one_named_or_else_the_one_that_the_template_shows() {

@@ -107,7 +107,7 @@ const FAMILIES: &[(&str, &str, &str)] = &[
         "",
     ),
     (
-        "<|channel|>analysis<|message|> to=functions.",
+        "<|channel|>analysis<|message|> 'functions.' + name + '<|channel|>commentary",
         "harmony",
         "harmony",
     ),
@@ -226,7 +226,7 @@ const FAMILIES: &[(&str, &str, &str)] = &[
 #[test]
 fn the_templates_of_families_show_parsers_that_exist() {
     for (template, tool, reasoning) in FAMILIES {
-        let found = TemplateParsers::of(&format!("tools {template}"));
+        let found = TemplateParsers::of(&format!("{{% if tools %}}{template}"));
         assert_eq!(found.tool.unwrap_or_default(), *tool, "{template}");
         assert_eq!(
             found.reasoning.unwrap_or_default(),
@@ -243,16 +243,20 @@ fn the_templates_of_families_show_parsers_that_exist() {
     }
 }
 
-/// The templates of DeepSeek V3 and R1 have calls, and do not show the tools.
+/// The templates of DeepSeek V3 and R1 have calls, and do not show the tools. Another shows those in a variable of its own.
 #[test]
 fn what_fits_two_parsers_or_shows_no_tools_is_only_likely() {
     for (template, likely) in [
         (
-            "tools [AVAILABLE_TOOLS] [TOOL_CALLS] functools[",
+            "if tools [AVAILABLE_TOOLS] [TOOL_CALLS] functools[",
             &["mistral", "phi4"][..],
         ),
         ("'<｜tool▁sep｜>' '```json'", &["deepseek_v3"]),
-        ("tools <tool_call>", &[]),
+        (
+            r#"if xml_tools is defined <tool_call>\n{"name": \n</tool_call>"#,
+            &["hermes"],
+        ),
+        ("if tools <tool_call>", &[]),
     ] {
         let found = TemplateParsers::of(template);
         assert_eq!(found.tool, None, "{template}");
