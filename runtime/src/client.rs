@@ -435,8 +435,8 @@ impl GenerateClient {
     /// Like [`Generate::generate`], but also returns the holder. Never asks the instances in `left_out`.
     ///
     /// # Errors
-    /// The last instance's refusal; `Unavailable` if there was no instance to ask; `NotFound` at the adapter if there are instances
-    /// but none of them has it.
+    /// That an instance is full, if one is; else the last instance's refusal; `Unavailable` if there was no instance to ask;
+    /// `NotFound` at the adapter if there are instances but none of them has it.
     ///
     /// # Cancel safety
     /// Dropping the future, or the stream it returns, cancels the request.
@@ -552,8 +552,11 @@ impl GenerateClient {
                         tried.has_full = true;
                         tried.refusals += usize::from(looked_full);
                     }
-                    // If one instance lost the adapter and another is only full, the adapter is not unknown.
-                    if error.policy().is_migratable || last_error.is_none() {
+                    // If one instance is only full, neither are all gone nor is the adapter unknown: the request may wait.
+                    let is_told = |last: &EngineError| {
+                        is_full(&error) || (error.policy().is_migratable && !is_full(last))
+                    };
+                    if last_error.as_ref().is_none_or(is_told) {
                         last_error = Some(error);
                     }
                 }

@@ -249,31 +249,24 @@ async fn the_next_instance_learns_when_the_lost_one_got_the_request() {
 }
 
 #[tokio::test]
-async fn each_instance_is_tried_once_and_the_last_refusal_is_told() {
-    let (runtime, _) = runtime();
-    let (full, gone) = (
-        refusing(ErrorKind::Overloaded),
-        refusing(ErrorKind::EngineShutdown),
-    );
-    let (client, _servings) = client_of(&runtime, [&full, &gone]).await;
-    let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::EngineShutdown);
-    assert_eq!((full.calls(), gone.calls()), (1, 1));
-}
-
-#[tokio::test]
-async fn that_one_is_full_is_told_rather_than_that_another_lost_the_adapter() {
-    for is_full_first in [true, false] {
-        let (runtime, _) = runtime();
-        let (full, lacks) = (refusing(ErrorKind::Overloaded), lacking_the_adapter());
-        let handlers = match is_full_first {
-            true => [&full, &lacks],
-            false => [&lacks, &full],
-        };
-        let (client, _servings) = client_of(&runtime, handlers).await;
-        let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Overloaded);
-        assert_eq!((full.calls(), lacks.calls()), (1, 1));
+async fn that_one_is_full_is_told_rather_than_that_another_is_gone_or_lost_the_adapter() {
+    for gone in [true, false] {
+        for is_full_first in [true, false] {
+            let (runtime, _) = runtime();
+            let full = refusing(ErrorKind::Overloaded);
+            let other = match gone {
+                true => refusing(ErrorKind::EngineShutdown),
+                false => lacking_the_adapter(),
+            };
+            let handlers = match is_full_first {
+                true => [&full, &other],
+                false => [&other, &full],
+            };
+            let (client, _servings) = client_of(&runtime, handlers).await;
+            let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Overloaded);
+            assert_eq!((full.calls(), other.calls()), (1, 1));
+        }
     }
 }
 
