@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use genset_backend_common::{EngineError, ErrorKind, ModelCard, Role};
 use genset_runtime::{LiveModel, ModelDirectory, Pool};
 use tokio::sync::watch;
@@ -137,18 +138,19 @@ impl Follower {
         model: Option<&LiveModel>,
         sender: &watch::Sender<Arc<PoolSet>>,
     ) -> bool {
-        let mut is_whole = true;
-        let mut is_changed = false;
+        let mut reaching = Vec::new();
         for role in Role::ALL {
             let pool = model.and_then(|model| model.pools.get(&role));
             let known = self.known.get(&role);
-            if known.map(|known| &known.endpoint) == pool.map(|pool| &pool.endpoint) {
-                continue;
+            if known.map(|known| &known.endpoint) != pool.map(|pool| &pool.endpoint) {
+                reaching.push(self.reach(role, model.zip(pool)));
             }
-            let route = match model.zip(pool) {
-                Some((model, _)) => self.reach(model, role).await,
-                None => None,
-            };
+        }
+        // All at once: a pool that hangs delays the others no longer than its limit.
+        let reached = join_all(reaching).await;
+        let mut is_whole = true;
+        let is_changed = !reached.is_empty();
+        for (role, pool, route) in reached {
             is_whole &= route.is_some() == pool.is_some();
             match pool.filter(|_| route.is_some()) {
                 Some(pool) => drop(self.known.insert(role, pool.clone())),
@@ -161,7 +163,6 @@ impl Follower {
                 "pool changed"
             );
             self.set.set(role, route);
-            is_changed = true;
         }
         if is_changed {
             sender.send_replace(Arc::new(self.set.clone()));
@@ -169,15 +170,68 @@ impl Follower {
         is_whole
     }
 
-    /// Connects to the instances in a role.
-    async fn reach(&self, model: &LiveModel, role: Role) -> Option<Arc<dyn Route>> {
+    /// Connects to the instances in a role, if it has any.
+    async fn reach<'a>(
+        &self,
+        role: Role,
+        pool: Option<(&LiveModel, &'a Pool)>,
+    ) -> (Role, Option<&'a Pool>, Option<Arc<dyn Route>>) {
+        let Some((model, pool)) = pool else {
+            return (role, None, None);
+        };
         let route = pool_route(&self.directory, model, role, &self.layers, POOL_TIMEOUT);
-        match route.await {
-            Ok(route) => Some(route),
-            Err(error) => {
-                tracing::debug!(model = self.card.name, %role, %error, "a pool cannot be reached");
-                None
-            }
-        }
+        let route = route.await.inspect_err(|error| {
+            tracing::debug!(model = self.card.name, %role, %error, "a pool cannot be reached");
+        });
+        (role, Some(pool), route.ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::{Capabilities, EngineConfig, MetricsRegistry};
+    use genset_runtime::discovery::MemoryDiscovery;
+    use genset_runtime::plane::MemoryPlane;
+    use genset_runtime::{InstanceId, Runtime};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::config::RouterConfig;
+
+    #[tokio::test(start_paused = true)]
+    async fn pools_that_hang_are_waited_for_at_once() {
+        let discovery = Arc::new(MemoryDiscovery::new());
+        let runtime = Runtime::new(discovery, Arc::new(MemoryPlane::new()));
+        let can = Capabilities::tokens().with_roles(Role::ALL);
+        let config = EngineConfig::new("m", 64).with_capabilities(can);
+        let unlisted = |role: Role| {
+            let endpoint = format!("test.{role}.generate").parse().unwrap();
+            let instances = vec![InstanceId(1)];
+            (
+                role,
+                Pool {
+                    endpoint,
+                    instances,
+                },
+            )
+        };
+        let model = LiveModel {
+            card: ModelCard::from_config(&config),
+            pools: Role::ALL.map(unlisted).into(),
+            adapters: BTreeMap::new(),
+            left_out: Vec::new(),
+            others: Vec::new(),
+        };
+        let mut follower = Follower {
+            directory: ModelDirectory::follow(&runtime),
+            card: model.card.clone(),
+            layers: Layers::register(&MetricsRegistry::default(), RouterConfig::default()),
+            known: BTreeMap::new(),
+            set: PoolSet::default(),
+        };
+        let (sender, _now) = watch::channel(Arc::new(PoolSet::default()));
+        let since = Instant::now();
+        assert!(!follower.update(Some(&model), &sender).await);
+        assert_eq!(since.elapsed().as_secs(), POOL_TIMEOUT.as_secs());
     }
 }
