@@ -1,5 +1,6 @@
 //! [`Outputs`]: the process's answer to a request, checked against an engine's contract.
 
+use std::error::Error as _;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -67,7 +68,13 @@ impl Outputs {
     fn take(&mut self, item: &Bytes) -> Option<Answer> {
         let output = match decode_payload(item) {
             Ok(output) => output,
-            Err(error) => return Some(self.refuse(format!("an item is no output: {error}"))),
+            Err(error) => {
+                // The error's own text only says that something is wrong.
+                let problem = error
+                    .source()
+                    .map_or_else(|| error.to_string(), ToString::to_string);
+                return Some(self.refuse(format!("an item is no output: {problem}")));
+            }
         };
         if self.finished.is_some() {
             return Some(self.refuse("an item follows the terminal"));

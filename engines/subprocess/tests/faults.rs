@@ -237,6 +237,10 @@ async fn a_broken_answer_ends_its_request_and_no_other() {
             let (items, error) = answer(&engine).await;
             let error = error.unwrap_or_else(|| panic!("{fault}: no error, but {items:?}"));
             assert_eq!(error.kind(), kind, "{fault}: {error:?}");
+            if fault == "no_output" {
+                let detail = "unknown variant `not an output`";
+                assert!(error.message().contains(detail), "{error:?}");
+            }
         }
         engine.cleanup().await.unwrap();
     }
