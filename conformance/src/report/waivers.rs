@@ -172,7 +172,13 @@ fn days_since_1970(date: &str) -> Option<i64> {
             .ok()
     };
     let (year, month, day) = (part(4)?, part(2)?, part(2)?);
-    if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        2 => 28 + i64::from(is_leap),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    };
+    if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=days).contains(&day) {
         return None;
     }
     let year = if month <= 2 { year - 1 } else { year };
@@ -282,11 +288,15 @@ mod tests {
     fn days_are_counted_right() {
         assert_eq!(days_since_1970("1970-01-01"), Some(0));
         assert_eq!(days_since_1970("2000-03-01"), Some(11_017));
+        assert_eq!(days_since_1970("2024-02-29"), Some(19_782));
         assert_eq!(days_since_1970("2026-11-21"), Some(20_778));
         for bad in [
             "",
             "2026",
             "2026-13-01",
+            "2026-02-29",
+            "2100-02-29",
+            "2027-04-31",
             "2026-1-1",
             "2026-+1-01",
             "2026-01-01-01",
