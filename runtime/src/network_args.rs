@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use genset_backend_common::byte_size::ByteSize;
-use genset_backend_common::{EngineError, MetricsRegistry};
+use genset_backend_common::{EngineError, MetricsRegistry, text_file::read_text};
 
 pub use kinds::{DiscoveryBackend, Reach, RequestPlaneKind};
 pub use wire_tls::WireTlsArgs;
@@ -471,8 +471,11 @@ fn identity_of(
     }))
 }
 
+/// The largest file of certificates or of a secret, in bytes.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
 fn text_of(flag: &str, path: &Path) -> Result<String, EngineError> {
-    std::fs::read_to_string(path).map_err(|error| {
+    read_text(path, MAX_FILE_BYTES).map_err(|error| {
         EngineError::invalid_argument(flag, format!("{}: {error}", path.display()))
     })
 }
@@ -534,6 +537,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_bad_secret_file_is_named() {
+        let error = text_of("--wire-tls-ca", Path::new("/dev/zero")).unwrap_err();
+        assert!(error.message().contains("/dev/zero: it is larger than"));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         std::fs::write(&path, "short").unwrap();

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, text_file::read_text};
 use genset_frontend::{FrontendConfig, FrontendTls};
 
 /// Where the HTTP server listens and who may ask it: what `genset doctor` looks at, too.
@@ -64,9 +64,27 @@ impl HttpArgs {
     }
 }
 
+/// The largest file of certificates or of a key, in bytes.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
 fn read(flag: &str, path: &Path) -> Result<String, EngineError> {
-    std::fs::read_to_string(path).map_err(|error| {
+    read_text(path, MAX_FILE_BYTES).map_err(|error| {
         let problem = format!("{} cannot be read: {error}", path.display());
         EngineError::invalid_argument(flag, problem)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let error = read("--http-tls-cert", Path::new("/dev/zero")).unwrap_err();
+        assert!(
+            error
+                .message()
+                .contains("/dev/zero cannot be read: it is larger than")
+        );
+    }
 }

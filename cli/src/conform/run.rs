@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use genset_backend_common::byte_size::ByteSize;
+use genset_backend_common::card::MAX_ARTIFACT_BYTES;
 use genset_backend_common::text_file::read_text;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
@@ -81,9 +82,10 @@ fn tokenizer_at(path: &Path) -> Result<TextTokenizer, EngineError> {
         let problem = format!("{}: {problem}", file.display());
         EngineError::invalid_argument("--tokenizer", problem)
     };
-    let bytes =
-        std::fs::read(&file).map_err(|error| refused(error.to_string()).with_source(error))?;
-    TextTokenizer::from_bytes(&bytes).map_err(|error| refused(error.to_string()).with_source(error))
+    let text = read_text(&file, MAX_ARTIFACT_BYTES)
+        .map_err(|error| refused(error.to_string()).with_source(error))?;
+    TextTokenizer::from_bytes(text.as_bytes())
+        .map_err(|error| refused(error.to_string()).with_source(error))
 }
 
 fn detokenize(tokenizer: TextTokenizer) -> Detokenize {
