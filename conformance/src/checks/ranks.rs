@@ -38,6 +38,7 @@ async fn each_answers(trial: Trial) -> CheckResult {
     let (live, ranks) = started(&trial).await?;
     let mut first = None;
     for rank in 0..ranks {
+        live.warm(&at_rank(&live, rank, 8, 1)).await?;
         for _ in 0..2 {
             let answer = live.answer(at_rank(&live, rank, 8, 1)).await?;
             if let Some(error) = answer.error() {

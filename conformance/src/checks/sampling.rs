@@ -113,6 +113,7 @@ async fn generated(live: &Live, request: GenerateRequest) -> Result<Generated, S
 async fn greedy_repeats(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     for seed in 0..3 {
+        live.warm(&greedy(&live, seed)).await?;
         let first = generated(&live, greedy(&live, seed)).await?;
         let second = generated(&live, greedy(&live, seed)).await?;
         ensure!(
@@ -129,6 +130,7 @@ async fn same_seed(trial: Trial) -> CheckResult {
     for seed in 0..3 {
         let mut request = free(&live, seed);
         request.sampling.seed = Some(seed + 7);
+        live.warm(&request).await?;
         let first = generated(&live, request.clone()).await?;
         let second = generated(&live, request).await?;
         ensure!(
@@ -204,6 +206,7 @@ async fn temperature_zero(trial: Trial) -> CheckResult {
     for seed in 0..3 {
         let mut default = greedy(&live, seed);
         default.sampling.temperature = None;
+        live.warm(&default).await?;
         let reference = generated(&live, default.clone()).await?;
         let is_greedy = generated(&live, default).await? == reference;
         let cold = generated(&live, greedy(&live, seed)).await?;
@@ -226,6 +229,7 @@ async fn top_k_one(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     live.needs(SamplingOption::TopK)?;
     for seed in 0..3 {
+        live.warm(&greedy(&live, seed)).await?;
         let reference = generated(&live, greedy(&live, seed)).await?;
         let mut request = free(&live, seed);
         request.sampling.top_k = Some(1);

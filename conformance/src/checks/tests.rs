@@ -2,11 +2,13 @@
 
 #![cfg(feature = "mutants")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
+use genset_backend_common::config::Deviation;
 use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineError, HealthReporter, Output, OutputStream, StartContext,
@@ -377,4 +379,36 @@ async fn requests_that_slow_each_other_down_are_told_with_the_bound() {
 async fn a_long_prompt_has_the_time_that_an_engine_needs_for_it() {
     let slow = |_: &Scenario| turns(None, SLOW);
     assert_eq!(tried("US08", SLOW, slow).await, Ok(()));
+}
+
+/// Computes a prompt of which nothing is cached in another order.
+#[derive(Default)]
+struct ColdOtherwise(parking_lot::Mutex<BTreeSet<String>>);
+
+impl Fault for ColdOtherwise {
+    fn declare(&self, config: &mut EngineConfig) {
+        let deviations = &mut config.capabilities.deviations;
+        deviations.insert(Deviation::BatchVariant);
+    }
+
+    fn answer(&self, call: &Call, outputs: OutputStream) -> OutputStream {
+        let (input, rank) = (&call.request.input, call.request.data_parallel_rank);
+        let is_cold = self.0.lock().insert(format!("{rank:?} {input:?}"));
+        let items = outputs.map(move |mut item| {
+            if let (Ok(Output::Tokens(chunk)), true) = (&mut item, is_cold) {
+                chunk.token_ids.iter_mut().for_each(|token| *token ^= 1);
+            }
+            item
+        });
+        OutputStream::from_raw(Box::pin(items))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_depends_on_its_cache_repeats_what_it_has_answered_before() {
+    let fast = Duration::ZERO;
+    let capable = |scenario: &Scenario| faulty(capable(scenario), ColdOtherwise::default());
+    for id in ["DT01", "DT02", "DT04", "DT05", "DT11"] {
+        assert_eq!(tried(id, fast, capable).await, Ok(()), "{id}");
+    }
 }

@@ -236,6 +236,18 @@ impl Live {
         can.deviates(Deviation::BatchVariant)
     }
 
+    /// Sends a request that will be repeated once before, if the engine declares that an answer depends on how much of its prompt
+    /// is cached: what is cached of it from now on is the same each time.
+    ///
+    /// # Errors
+    /// As [`Self::answer`].
+    pub(crate) async fn warm(&self, request: &GenerateRequest) -> Result<(), Stop> {
+        if self.varies_with_batch() {
+            self.answer(request.clone()).await?;
+        }
+        Ok(())
+    }
+
     /// A context for `request`, as a Worker creates it.
     #[must_use]
     pub fn context(&self, request: &GenerateRequest) -> RequestContext {

@@ -26,6 +26,7 @@ pub(super) async fn narrowed_to_one(trial: Trial) -> CheckResult {
     }
     for (_, name, narrow) in declared {
         for seed in 0..3 {
+            live.warm(&greedy(&live, seed)).await?;
             let reference = generated(&live, greedy(&live, seed)).await?;
             let mut request = free(&live, seed);
             narrow(&mut request);
