@@ -163,15 +163,23 @@ const GENERATED: u32 = 3;
 /// The same, as a length.
 const GENERATED_TOKENS: usize = 3;
 
-/// Sends a prompt and reads its answer. Returns the whole sequence, and the number of prompt tokens reused.
-async fn send(live: &Live, prompt: &[TokenId]) -> Result<(Vec<TokenId>, Option<u32>), Stop> {
-    let answer = live
-        .answer(greedy(live, prompt.to_vec(), GENERATED))
-        .await?;
+/// Sends a request, which must not end with an error. Returns its tokens, and the number of prompt tokens reused.
+pub(super) async fn answered(
+    live: &Live,
+    request: GenerateRequest,
+) -> Result<(Vec<TokenId>, Option<u32>), Stop> {
+    let answer = live.answer(request).await?;
     let Some(usage) = answer.usage() else {
         fail!("a plain request ended with {:?}", answer.error());
     };
-    Ok(([prompt, &answer.tokens()].concat(), usage.cached_tokens))
+    Ok((answer.tokens(), usage.cached_tokens))
+}
+
+/// Sends a prompt and reads its answer. Returns the whole sequence, and the number of prompt tokens reused.
+async fn send(live: &Live, prompt: &[TokenId]) -> Result<(Vec<TokenId>, Option<u32>), Stop> {
+    let request = greedy(live, prompt.to_vec(), GENERATED);
+    let (tokens, cached) = answered(live, request).await?;
+    Ok(([prompt, &tokens].concat(), cached))
 }
 
 /// Fills the cache twice with prompts without common prefixes; reads the events meanwhile.
@@ -246,7 +254,7 @@ async fn parent_chains(trial: Trial) -> CheckResult {
         // Enough to fill blocks with generated tokens, if the context has room for them.
         let wanted = u32::try_from(2 * size).unwrap_or(u32::MAX).max(4);
         request.stop.max_tokens = Some(live.affordable_answer(prompt.len(), wanted));
-        let generated = live.answer(request).await?.tokens();
+        let (generated, _) = answered(&live, request).await?;
         let prompt_blocks = chain(&live, &prompt);
         index.until_live(&live, &prompt_blocks).await?;
         let whole = chain(&live, &[prompt, generated].concat());
@@ -459,7 +467,7 @@ async fn visible_in_time(trial: Trial) -> CheckResult {
     let shared = live.prompt(block_count(&live, 3, 1 + GENERATED_TOKENS)? * size, 1);
     let first = [shared.clone(), live.prompt(1, 2)].concat();
     let second = [shared.clone(), live.prompt(1, 3)].concat();
-    live.answer(greedy(&live, first, 1)).await?;
+    answered(&live, greedy(&live, first, 1)).await?;
     let mut running = live.generate(greedy(&live, second, REUSING)).await?;
     running.read_tokens(1).await?;
     let mut index = Index::of(&live);
@@ -504,8 +512,8 @@ async fn salts_keep_apart(trial: Trial) -> CheckResult {
             .is_some_and(|block| index.live.contains_key(block));
         let mut request = greedy(&live, prompt.clone(), GENERATED);
         request.cache_salt = salt.map(Into::into);
-        let usage = live.answer(request).await?.usage();
-        let cached = usage.and_then(|usage| usage.cached_tokens).unwrap_or(0);
+        let (_, cached) = answered(&live, request).await?;
+        let cached = cached.unwrap_or(0);
         ensure!(
             cached == 0 || may_reuse,
             "a prompt of the salt {salt:?} reused {cached} tokens of one with another or none"

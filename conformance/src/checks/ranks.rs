@@ -2,7 +2,7 @@
 
 use genset_backend_common::{ErrorKind, GenerateRequest};
 
-use super::kv_events::{block_count, block_size, chain};
+use super::kv_events::{answered, block_count, block_size, chain};
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::kv_index::Index;
 use crate::trial::{Live, Trial};
@@ -81,7 +81,7 @@ async fn each_publishes(trial: Trial) -> CheckResult {
     for rank in 0..ranks {
         let request = at_rank(&live, rank, len, u64::from(rank));
         let blocks = chain(&live, &live.prompt(len, u64::from(rank)));
-        live.answer(request).await?;
+        answered(&live, request).await?;
         for (index, place) in indexes.iter_mut().zip(0..) {
             if place == rank {
                 index.until_live(&live, &blocks).await?;

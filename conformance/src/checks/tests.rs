@@ -412,3 +412,25 @@ async fn an_engine_that_depends_on_its_cache_repeats_what_it_has_answered_before
         assert_eq!(tried(id, fast, capable).await, Ok(()), "{id}");
     }
 }
+
+/// Ends each answer with an error.
+struct FailsInStreams;
+
+impl Fault for FailsInStreams {
+    fn answer(&self, _call: &Call, _outputs: OutputStream) -> OutputStream {
+        let error = Err(EngineError::internal("the device is out of memory"));
+        OutputStream::from_raw(Box::pin(stream::iter([error])))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_of_events_tells_the_error_of_its_request() {
+    let fails = |scenario: &Scenario| faulty(capable(scenario), FailsInStreams);
+    for id in ["KV02", "KV10", "KV12"] {
+        let seen = tried(id, Duration::ZERO, fails).await;
+        assert!(
+            matches!(&seen, Err(Stop::Fail(seen)) if seen.contains("the device is out of memory")),
+            "{id}: {seen:?}"
+        );
+    }
+}
