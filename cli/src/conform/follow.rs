@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use genset_conformance::{Check, CheckReport, Observer, Scenario};
+use genset_conformance::{Check, CheckReport, Observer, Scenario, SkipReason, Verdict};
 use indicatif::ProgressBar;
 use tokio_util::sync::CancellationToken;
 
@@ -61,6 +61,13 @@ impl Follower {
     }
 }
 
+/// Whether the worker may be gone: a check failed, or could not measure.
+fn may_be_gone(report: &CheckReport) -> bool {
+    let code = SkipReason::NotMeasured;
+    let is_untaken = matches!(report.verdict, Verdict::Skip { code: is, .. } if is == code);
+    report.is_bad() || is_untaken
+}
+
 impl Observer for Follower {
     fn begins(&mut self, check: &Check, done: usize, all: usize) {
         let count = |checks: usize| u64::try_from(checks).unwrap_or(u64::MAX);
@@ -70,7 +77,7 @@ impl Observer for Follower {
     }
 
     fn ended(&mut self, report: &CheckReport) -> Result<(), String> {
-        if !report.is_bad() {
+        if !may_be_gone(report) {
             return Ok(());
         }
         let found = self.presence.check(&self.interrupt);
@@ -81,5 +88,32 @@ impl Observer for Follower {
     fn interruption(&self) -> Option<String> {
         let is_interrupted = self.interrupt.is_cancelled();
         is_interrupted.then(|| "the run was interrupted".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_conformance::{Evidence, Level, Profile};
+
+    use super::*;
+
+    #[test]
+    fn a_worker_may_be_gone_that_could_not_be_measured() {
+        let skipped = |code: SkipReason| CheckReport {
+            id: "PF01".into(),
+            level: Level::Info,
+            profile: Profile::Tokens,
+            verdict: Verdict::Skip {
+                code,
+                reason: "the connection was lost".into(),
+            },
+            evidence: Evidence::Direct,
+            duration_us: 1,
+            is_precondition: false,
+            seen_in: None,
+            transcript: None,
+        };
+        assert!(may_be_gone(&skipped(SkipReason::NotMeasured)));
+        assert!(!may_be_gone(&skipped(SkipReason::NotDeclared)));
     }
 }
