@@ -284,6 +284,8 @@ pub(crate) struct RunConfig {
     pub(crate) network_flags: String,
     /// A remark about the words, for the user, logged once there is a log.
     pub(crate) remark: Option<&'static str>,
+    /// Flags of a server that a worker was given.
+    pub(crate) unread: Option<String>,
 }
 
 /// What the command line asks for.
@@ -559,6 +561,7 @@ fn check(
         check_files(&output, &engine_args, &worker)?;
     }
     Ok(RunConfig {
+        unread: http::unread(&input, settings),
         input,
         output,
         name,

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use genset_backend_common::{EngineError, text_file::read_text};
 use genset_frontend::{FrontendConfig, FrontendTls};
+use genset_runtime::layers::Settings;
+
+use super::words::InputKind;
 
 /// Where the HTTP server listens and who may ask it: what `genset doctor` looks at, too.
 #[derive(Debug, Clone, Args)]
@@ -62,6 +65,19 @@ impl HttpArgs {
             ..other
         })
     }
+}
+
+/// The flags of a server that somebody gave to a worker, which does not read them.
+pub(super) fn unread(input: &InputKind, settings: &Settings) -> Option<String> {
+    if !matches!(input, InputKind::Dyn(_)) {
+        return None;
+    }
+    let server = HttpArgs::augment_args(clap::Command::new("server"));
+    let server = FrontendConfig::augment_args(server);
+    let names = server.get_arguments().filter_map(clap::Arg::get_long);
+    let chosen = names.filter(|name| settings.is_chosen(name));
+    let chosen: Vec<String> = chosen.map(|name| format!("--{name}")).collect();
+    (!chosen.is_empty()).then(|| chosen.join(", "))
 }
 
 /// The largest file of certificates or of a key, in bytes.

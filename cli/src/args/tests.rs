@@ -187,6 +187,18 @@ fn a_component_that_is_called_like_a_role_gives_none() {
 }
 
 #[test]
+fn a_worker_names_the_flags_of_a_server_that_it_was_given() {
+    for (input, expected) in [
+        ("in=dyn", Some("--http-port, --router-mode")),
+        ("in=http", None),
+    ] {
+        let flags = ["--grace=5", "--router-mode=kv", "--http-port=1"];
+        let words = [&[input, "out=sample"], &flags[..]].concat();
+        assert_eq!(parse_words(&words).unwrap().unread.as_deref(), expected);
+    }
+}
+
+#[test]
 fn a_model_that_cannot_be_looked_at_is_not_called_absent() {
     let folder = tempfile::tempdir().unwrap();
     // Unlike a folder without permission, such a link also stops the superuser.
