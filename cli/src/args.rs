@@ -553,7 +553,7 @@ fn check(
     check_worker_flags(&output, settings)?;
     check_candle_flags(&output, settings)?;
     if models == HubModels::Fetch {
-        input::check(&input)?;
+        input::check(&input, frontend.address)?;
         // Last, because it may take an hour.
         hub::bring(&output, &mut worker, &mut engine_args)?;
     }

@@ -12,6 +12,7 @@ mod stdin;
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use genset_backend_common::terminal::escaped;
@@ -26,6 +27,7 @@ use self::chat::Chat;
 use self::question::{Asker, CONTINUATION_TOKENS, goes_on};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig, quoted};
+use crate::node::check_address;
 
 /// The mark with which editors on Windows begin a UTF-8 file. It is not part of the text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
@@ -229,14 +231,15 @@ fn refuse_to_choose(config: &RunConfig, models: &Models) -> Result<(), EngineErr
     Err(EngineError::invalid_argument("--model-name", problem))
 }
 
-/// Checks the input before there is a model.
+/// Checks the input before there is a model, which may have to be fetched.
 ///
 /// # Errors
-/// When a batch has no prompts, or already has its answers.
-pub(crate) fn check(input: &InputKind) -> Result<(), EngineError> {
+/// When a batch has no prompts, or already has its answers; when a server cannot listen on `address`.
+pub(crate) fn check(input: &InputKind, address: SocketAddr) -> Result<(), EngineError> {
     match input {
         InputKind::Batch(path) => batch::check(path),
-        InputKind::Text | InputKind::Stdin | InputKind::Http | InputKind::Dyn(_) => Ok(()),
+        InputKind::Http => check_address(address),
+        InputKind::Text | InputKind::Stdin | InputKind::Dyn(_) => Ok(()),
     }
 }
 

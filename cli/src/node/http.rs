@@ -1,6 +1,7 @@
 //! The OpenAI server, with a worker in the same process or for workers of other processes.
 
 use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,14 +103,30 @@ async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
     let config = &node.config.frontend;
     raise_file_limit(config.max_connections);
     let bound = FrontendServer::bind(&node.runtime, config.clone()).await;
-    bound.map_err(|error| match error {
+    bound.map_err(refused)
+}
+
+/// The error of a server that cannot listen, with the flag at fault.
+fn refused(error: BindError) -> EngineError {
+    match error {
         BindError::Address { .. } => {
             let problem = format!("{error}; choose another with --http-host and --http-port");
             EngineError::invalid_argument("--http-port", problem)
         }
         BindError::Keys(error) => EngineError::invalid_argument("--api-keys", error),
         BindError::Config(error) => EngineError::new(ErrorKind::InvalidArgument, error.to_string()),
-    })
+    }
+}
+
+/// Whether a server could listen on `address` now.
+///
+/// # Errors
+/// As when it starts.
+pub(crate) fn check_address(address: SocketAddr) -> Result<(), EngineError> {
+    match TcpListener::bind(address) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(refused(BindError::Address { address, source })),
+    }
 }
 
 /// Stops answers from waiting for another instance once the worker cleans up: this process ends with the worker, before another

@@ -2,6 +2,7 @@
 //! tests that with its own server.
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::Path;
 
 use tempfile::TempDir;
@@ -186,6 +187,16 @@ async fn flags_that_do_not_go_together_are_refused_before_a_model_is_fetched() {
             ended.fails(2, expected);
         }
     }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = format!("--http-port={}", taken.local_addr().unwrap().port());
+    let words = [
+        "run",
+        "in=http",
+        "org/other",
+        "--http-host=127.0.0.1",
+        &port,
+    ];
+    ended(&words, &cache).await.fails(2, "--http-port: ");
     let file = cache.path().join("genset.toml");
     let settings = "out = \"vllm\"\nmodel = \"org/other\"\nspeculate = \"ngram\"\n";
     fs::write(&file, settings).unwrap();
