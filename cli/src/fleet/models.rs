@@ -69,6 +69,19 @@ async fn user_data(runtime: &Runtime) -> Result<UserData, EngineError> {
     Ok(records.filter(|(_, data)| !data.is_null()).collect())
 }
 
+/// The most ids of a pool's workers that a line shows.
+const SHOWN_IDS: usize = 8;
+
+/// The first ids, and the number of the others.
+fn ids(instances: &[InstanceId]) -> String {
+    let shown = instances.iter().take(SHOWN_IDS).map(ToString::to_string);
+    let mut text = shown.collect::<Vec<String>>().join(" ");
+    if let Some(more @ 1..) = instances.len().checked_sub(SHOWN_IDS) {
+        text.push_str(&format!(" and {more} more"));
+    }
+    text
+}
+
 fn in_words(models: &[LiveModel]) -> String {
     if models.is_empty() {
         return NONE_SERVED.into();
@@ -76,13 +89,12 @@ fn in_words(models: &[LiveModel]) -> String {
     let mut rows = Vec::new();
     for model in models {
         for (role, pool) in &model.pools {
-            let ids: Vec<String> = pool.instances.iter().map(ToString::to_string).collect();
             rows.push([
                 model.card.name.clone(),
                 role.to_string(),
                 model.card.context_length_tokens.to_string(),
                 format!("dyn://{}", pool.endpoint),
-                ids.join(" "),
+                ids(&pool.instances),
             ]);
         }
     }
@@ -168,6 +180,12 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn of_many_workers_a_few_are_named() {
+        let ids_of = |count: u64| ids(&(1..=count).map(InstanceId).collect::<Vec<_>>());
+        assert_eq!(ids_of(200), ids_of(8) + " and 192 more");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_models_that_no_instance_has() {
