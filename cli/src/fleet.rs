@@ -4,7 +4,6 @@ mod control;
 mod models;
 mod top;
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use clap::Args;
 use genset_backend_common::{EngineError, ErrorKind};
 use genset_runtime::{DiscoveryBackend, NetworkArgs, Reach, Runtime};
 use serde_json::{Value, json};
+use unicode_width::UnicodeWidthStr as _;
 
 pub(crate) use control::{ControlArgs, HELP as CONTROL_HELP, control};
 pub(crate) use models::{ModelsArgs, models};
@@ -81,18 +81,30 @@ fn table<const COLUMNS: usize>(headings: [&str; COLUMNS], rows: &[[String; COLUM
     let mut widths = headings.map(str::len);
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
+            *width = cell.width().max(*width);
         }
     }
     let mut text = String::new();
     for row in std::iter::once(&headings.map(String::from)).chain(rows) {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(widths) {
-            // Writing to a string cannot fail.
-            let _infallible = write!(line, "{cell:width$}  ");
+            line.push_str(cell);
+            line.push_str(&" ".repeat(width + 2 - cell.width()));
         }
         text.push_str(line.trim_end());
         text.push('\n');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sign_that_takes_two_columns_is_counted_so() {
+        let rows = ["通义", "qwen"].map(|name| [name.to_owned(), "here".to_owned()]);
+        let shown = table(["M", "IS"], &rows);
+        assert_eq!(shown, "M     IS\n通义  here\nqwen  here\n");
+    }
 }

@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use genset_backend_common::{EngineError, handles::Load};
 use genset_runtime::{LoadClient, ModelDirectory, Runtime, Signals, WorkerLoad};
 use serde_json::{Value, json};
+use unicode_width::UnicodeWidthChar as _;
 
 use super::{FAILED, FleetArgs, error_in_json, table, with_runtime};
 use crate::input::{can_draw, escaped, print};
@@ -139,16 +140,25 @@ async fn draw_on(fleet: &Fleet, interval: Duration) -> Result<(), EngineError> {
     }
 }
 
+/// The beginning of a line that fits the columns.
+fn cut(line: &str, columns: usize) -> &str {
+    let mut width = 0;
+    let beyond = line.char_indices().find(|(_, sign)| {
+        width += sign.width().unwrap_or(0);
+        width > columns
+    });
+    beyond.map_or(line, |(end, _)| line.split_at(end).0)
+}
+
 /// Draws what fits the screen.
 fn draw(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let (columns, rows) = terminal::size()?;
     queue!(out, cursor::MoveTo(0, 0))?;
     for line in fitting(text, rows.saturating_sub(1).into()) {
-        let line: String = line.chars().take(columns.into()).collect();
         queue!(
             out,
-            style::Print(line),
+            style::Print(cut(&line, columns.into())),
             terminal::Clear(terminal::ClearType::UntilNewLine),
             cursor::MoveToNextLine(1)
         )?;
@@ -289,6 +299,14 @@ fn in_json(Seen { model, told }: &Seen) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_cut_where_the_columns_end() {
+        for (columns, expected) in [(1, ""), (2, "通"), (3, "通"), (5, "通义a"), (9, "通义ab")]
+        {
+            assert_eq!(cut("通义ab", columns), expected);
+        }
+    }
 
     #[test]
     fn lines_that_do_not_fit_are_counted() {
