@@ -64,6 +64,18 @@ pub(crate) fn interrupt_token() -> io::Result<CancellationToken> {
     Ok(token)
 }
 
+/// From now on this process ends with its standard input: whoever started it holds the other end.
+pub(crate) fn end_with_input() -> io::Result<()> {
+    // The thread ends with the process.
+    let thread = std::thread::Builder::new().name("input".to_owned());
+    thread.spawn(|| {
+        // A failure to read is an end, too.
+        drop(io::copy(&mut io::stdin(), &mut io::sink()));
+        exit(BY_SIGNAL + SignalKind::hangup().as_raw_value());
+    })?;
+    Ok(())
+}
+
 /// Turns a file that may not grow (`ulimit -f`) into a write error instead of the end of this process. Child processes keep the
 /// system's default.
 pub(crate) fn outlive_file_limit(runtime: &Runtime) {

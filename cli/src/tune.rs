@@ -5,7 +5,7 @@
 //! their medians are faster by more than trials of the same flags differ.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -421,6 +421,7 @@ impl Bench<'_> {
         let mut bench = Command::new(program);
         bench.args(["bench", "engine"]).arg(self.model);
         bench.args([
+            "--ends-with-input",
             "--json",
             "--repeats=1",
             "--context-tokens=32",
@@ -432,7 +433,13 @@ impl Bench<'_> {
         bench.arg(flag("kv-cache-memory", KV_MEMORY.to_string()));
         bench.arg(flag("device", &self.args.device));
         bench.arg(flag("quantize", self.args.quantize.to_string()));
-        let ended = bench.args(flags).output().map_err(|error| failed(&error))?;
+        bench.args(flags).stdin(Stdio::piped());
+        bench.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut trial = bench.spawn().map_err(|error| failed(&error))?;
+        // Closes when the trial has ended, or with this process, however that ends.
+        let input = trial.stdin.take();
+        let ended = trial.wait_with_output().map_err(|error| failed(&error))?;
+        drop(input);
         if !ended.status.success() {
             let said = String::from_utf8_lossy(&ended.stderr);
             let said = said

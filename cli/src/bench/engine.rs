@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::progress::{Progress, telling_if_long};
 use crate::hub;
 use crate::input::{note, print};
-use crate::threads;
+use crate::{signals, threads};
 use load::Load;
 
 #[derive(Debug, Clone, Args)]
@@ -46,6 +46,9 @@ pub(crate) struct EngineBenchArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// End where standard input does, as a trial of `genset tune`
+    #[arg(long, hide = true)]
+    ends_with_input: bool,
     #[command(flatten, next_help_heading = "Engine")]
     candle: CandleArgs,
 }
@@ -86,6 +89,11 @@ pub(crate) struct Decode {
 /// # Errors
 /// The model cannot be fetched or loaded, or refuses the requested lengths.
 pub(super) fn perform(args: &EngineBenchArgs) -> Result<(), EngineError> {
+    if args.ends_with_input {
+        signals::end_with_input().map_err(|error| {
+            EngineError::internal("standard input cannot be followed").with_source(error)
+        })?;
+    }
     let mut args = args.clone();
     args.model = hub::of_candle(&args.model)?;
     hub::bring_draft(&mut args.candle)?;
@@ -241,6 +249,7 @@ mod tests {
             prefix_tokens: 64,
             repeats: 1,
             json: true,
+            ends_with_input: false,
             candle: CandleArgs {
                 speculation,
                 ..CandleArgs::default()

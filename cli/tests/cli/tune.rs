@@ -49,3 +49,13 @@ async fn a_model_that_is_none_and_a_request_that_is_too_long_are_told() {
         "error: --context-tokens: the model's context holds 2048 tokens",
     );
 }
+
+/// Whoever stops `genset tune`, in whatever way, also stops its trial.
+#[tokio::test]
+async fn a_trial_ends_with_its_standard_input() {
+    let model = tiny_chat().join("tiny-chat-q8_0.gguf");
+    let model = model.display().to_string();
+    let words = ["bench", "engine", &model, "--repeats=1000"];
+    let ended = run(&[&words[..], &["--ends-with-input"]].concat()).await;
+    assert_eq!(ended.code, Some(129), "{ended:?}");
+}
