@@ -32,12 +32,13 @@ use genset_backend_common::{
 };
 use genset_sampling::Sampler;
 use genset_sampling::guided::{Guide, GuideFactory};
+use genset_scheduler::AddError;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 
 use self::adapters::Adapters;
-use self::core::{Command, look, too_long_for_cache};
+use self::core::{Command, look, refused, too_long_for_cache};
 use self::mailbox::{Nudge, mailbox};
 use self::readers::Readers;
 use self::real::RealLoader;
@@ -66,6 +67,8 @@ struct Running {
     /// Permits for compiled grammars whose sequences have no token yet, as many as sequences may run: each grammar may take dozens
     /// of megabytes.
     compiled: Arc<Semaphore>,
+    /// Permits for requests that wait for such a permit.
+    waiting: Semaphore,
     /// Wakes readers.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -107,9 +110,11 @@ impl CandleEngine {
         let places = serving.config.max_num_seqs.map_or(COMPILING, |most| {
             usize::try_from(most).unwrap_or(Semaphore::MAX_PERMITS)
         });
+        let max_waiting = serving.max_waiting;
         Ok(Running {
             serving,
             compiled: Arc::new(Semaphore::new(places)),
+            waiting: Semaphore::new(max_waiting.min(Semaphore::MAX_PERMITS)),
             compiling: Arc::new(Semaphore::new(COMPILING)),
             tasks: Mutex::new(tasks),
         })
@@ -285,7 +290,8 @@ impl Running {
         Ok(receiving(outputs, fetch))
     }
 
-    /// Compiles a request's grammar once a permit is free. Errors of the grammar itself are reported without that wait.
+    /// Compiles a request's grammar once a permit is free. Errors of the grammar itself are reported without that wait, and so is
+    /// that too many requests wait.
     async fn guide(
         &self,
         request: &GenerateRequest,
@@ -306,6 +312,9 @@ impl Running {
         } else {
             let factory = Arc::clone(&guides);
             self.beside(move || factory.check(&guided)).await?;
+            let waiting = self.serving.max_waiting;
+            let full = |_| refused(AddError::QueueFull { waiting });
+            let _waiting = self.waiting.try_acquire().map_err(full)?;
             let place = Arc::clone(&self.compiled).acquire_owned().await;
             place.map_err(|_| EngineError::engine_has_stopped())?
         };

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-pub(crate) use self::commands::{Command, look, too_long_for_cache};
+pub(crate) use self::commands::{Command, look, refused, too_long_for_cache};
 use super::adapters::LoadedAdapter;
 use super::batch::pack;
 use super::blocks;

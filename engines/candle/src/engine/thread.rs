@@ -57,6 +57,8 @@ pub(crate) struct Serving {
     pub(crate) config: EngineConfig,
     pub(crate) guides: Option<Arc<GuideFactory>>,
     pub(crate) capacity_tokens: usize,
+    /// `--max-waiting`.
+    pub(crate) max_waiting: usize,
     pub(crate) transfers: Transfers,
     pub(crate) adapters: Option<Arc<Adapters>>,
 }
@@ -160,6 +162,7 @@ fn build(
     let layout = forward.kv_layout().cloned();
     let door = start.kv_transfers.clone();
     let transfers = Transfers::try_new(start.role, door, kv_lease, layout, weights)?;
+    let max_waiting = limits.max_waiting;
     let scheduler = Scheduler::try_new(limits, num_blocks, block_size)
         .map_err(|error| EngineError::invalid_argument(At::other("the engine's limits"), error))?;
     let outlets = Outlets {
@@ -178,6 +181,7 @@ fn build(
         config,
         guides,
         capacity_tokens: num_blocks * block_size,
+        max_waiting,
         transfers,
         adapters,
     };

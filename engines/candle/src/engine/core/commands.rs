@@ -193,7 +193,8 @@ impl Wake for Unpark {
     }
 }
 
-fn refused(refusal: AddError) -> EngineError {
+/// The error of a request that the scheduler does not take.
+pub(crate) fn refused(refusal: AddError) -> EngineError {
     let message = refusal.to_string();
     match refusal {
         AddError::QueueFull { .. } => {

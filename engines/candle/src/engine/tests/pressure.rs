@@ -67,10 +67,11 @@ async fn a_prompt_larger_than_the_cache_is_refused_and_an_answer_ends_with_it() 
     }
 }
 
-/// At most as many compiled grammars may wait as sequences may run.
+/// At most as many compiled grammars may wait as sequences may run. Of the requests behind them, as many as `--max-waiting` says.
 #[tokio::test(flavor = "multi_thread")]
 async fn compiled_grammars_that_wait_are_few() {
-    let fake = few(40, 1);
+    let mut fake = few(40, 1);
+    fake.limits.max_waiting = 1;
     let switches = Arc::clone(&fake.switches);
     let live = Live::start(fake).await;
     let places = || {
@@ -102,7 +103,12 @@ async fn compiled_grammars_that_wait_are_few() {
                 let refused = live.send(following(wrong)).await.unwrap_err();
                 assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
             }
-            assert!(waits.now_or_never().is_none());
+            assert!((&mut waits).now_or_never().is_none());
+            let refused = tokio::select! {
+                ended = waits => ended,
+                ended = live.send(guided()) => ended,
+            };
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
             [first, second]
         })
     });
