@@ -364,7 +364,7 @@ pub(crate) fn type_name(number: u32) -> String {
 }
 
 /// ggml's types: number, name, and our type if it is supported.
-const KINDS: [(u32, &str, Option<WeightType>); 28] = [
+const KINDS: [(u32, &str, Option<WeightType>); 33] = [
     (0, "F32", Some(Candle(GgmlDType::F32))),
     (1, "F16", Some(Candle(GgmlDType::F16))),
     (2, "Q4_0", Some(Candle(GgmlDType::Q4_0))),
@@ -388,12 +388,30 @@ const KINDS: [(u32, &str, Option<WeightType>); 28] = [
     (22, "IQ2_S", None),
     (23, "IQ4_XS", Some(WeightType::Iq4Xs)),
     (24, "I8", None),
+    (25, "I16", None),
     (26, "I32", None),
+    (27, "I64", None),
+    (28, "F64", None),
+    (29, "IQ1_M", None),
     (30, "BF16", Some(Candle(GgmlDType::BF16))),
     (34, "TQ1_0", None),
     (35, "TQ2_0", None),
     (39, "MXFP4", Some(WeightType::Mxfp4)),
+    (40, "NVFP4", None),
 ];
 
 /// The supported types of tensors.
 pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL, IQ4_XS or MXFP4";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_that_files_have_are_called_by_name() {
+        for (number, name) in [(29, "IQ1_M"), (39, "MXFP4"), (40, "NVFP4")] {
+            assert_eq!(type_name(number), name);
+        }
+        assert_eq!(type_name(4), "of ggml's type 4");
+    }
+}
