@@ -85,6 +85,8 @@ def test_a_chunk_with_tokens_and_their_text_is_one_item() -> None:
     assert items(of_text) == [{"text": {"text": "hi", "token_count": 2}}]
     (last,) = items(of_tokens, finish_reason="stop")
     assert (last["finished"]["last"], last["finished"]["usage"]["completion_tokens"]) == ({"token_ids": [5, 6]}, 4)
+    # The end of a text that a detokenizer held back.
+    assert items(of_tokens, token_ids=[]) == []
     text, end = items(of_text, finish_reason="stop")
     assert text == {"text": {"text": "hi", "token_count": 2}}
     assert (end["finished"]["last"], end["finished"]["usage"]["completion_tokens"]) == ({}, 4)

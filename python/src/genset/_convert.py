@@ -140,11 +140,11 @@ class Answer:
         reason = chunk.get("finish_reason")
         items: list[dict[str, Any]] = []
         token_ids, text, count = chunk.get("token_ids"), chunk.get("text"), chunk.get("token_count")
-        if token_ids and text is not None:
-            # The same tokens twice. The answer has the form of the request.
+        if text is not None and token_ids is not None:
+            # The same tokens twice, or text that a detokenizer held back until the end. The answer has the form of the request.
             if self._is_of_tokens:
                 text = None
-            else:
+            elif token_ids:
                 count, token_ids = _known(count, len(token_ids)), None
         if text is not None:
             count = _known(count, 1 if text else 0)
