@@ -215,9 +215,11 @@ async def test_a_model_that_cannot_be_served_says_why() -> None:
             await register_llm(ModelType.Chat, endpoint, "py", resume=True)
         with pytest.raises(exceptions.InvalidArgument, match="is no ModelType"):
             await register_llm("backend", endpoint, str(MODEL))  # type: ignore[arg-type]
-        await register_llm(ModelType.Backend, endpoint, str(MODEL))
+        both = [register_llm(ModelType.Backend, endpoint, str(MODEL)) for _ in range(2)]
+        refused = [error for error in await asyncio.gather(*both, return_exceptions=True) if error is not None]
         with pytest.raises(exceptions.InvalidArgument, match="has a model already"):
             await register_llm(ModelType.Backend, endpoint, str(MODEL))
+        assert len(refused) == 1 and "has a model already" in str(refused[0]), refused
 
         async def mute(request: Any) -> AsyncIterator[Any]:
             raise KeyError("no weights")

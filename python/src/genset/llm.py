@@ -138,16 +138,14 @@ async def register_llm(
     if resume and model_type is not ModelType.Backend:
         raise InvalidArgument("only answers of tokens, of a ModelType.Backend, continue on another worker", field="resume")
     _check(model_type, role, media, priority, vocab_size, idle_timeout)
-    runtime = endpoint.runtime
-    if any(service.name == endpoint.name for service in runtime._services):
-        raise InvalidArgument(f"{endpoint.name} is served already: call register_llm before serve_endpoint")
-    if endpoint.name in runtime._models:
-        raise InvalidArgument(f"{endpoint.name} has a model already: give the second one an endpoint of its own")
+    _check_free(endpoint)
     has_bodies = bool(model_type & _BODIES)
     # A path may be given as a `pathlib.Path`.
     model_path = os.fspath(model_path)
     name = model_name or _model_files.name_of(model_path)
     folder = await _find(model_path, has_bodies)
+    # Another call may have registered one meanwhile.
+    _check_free(endpoint)
     if sampling is None and model_type is ModelType.Backend:
         sampling = USUAL_SAMPLING
         warn_of_sampling("register_llm", name)
@@ -206,7 +204,15 @@ async def register_llm(
     else:
         # A prefill answer without a `finish_reason` may have lost its transfer.
         codec = Tokens(endpoint.name, spec["worker_id"], role == "prefill")
-    runtime._models[endpoint.name] = _Registered(spec, codec)
+    endpoint.runtime._models[endpoint.name] = _Registered(spec, codec)
+
+
+def _check_free(endpoint: Endpoint) -> None:
+    """Refuses a second model for the endpoint, and one that comes too late."""
+    if any(service.name == endpoint.name for service in endpoint.runtime._services):
+        raise InvalidArgument(f"{endpoint.name} is served already: call register_llm before serve_endpoint")
+    if endpoint.name in endpoint.runtime._models:
+        raise InvalidArgument(f"{endpoint.name} has a model already: give the second one an endpoint of its own")
 
 
 _BODIES = ModelType.Chat | ModelType.Completion
