@@ -49,6 +49,12 @@ def test_what_is_written_by_attribute_is_sent() -> None:
     assert not vars(request)
 
 
+def test_a_tuple_may_be_a_key() -> None:
+    given = {"at": {(1, 2): [3], (1, (2, "a")): {"b": 4}}}
+    assert sent(given) == given
+    assert sent(given)["at"][1, (2, "a")].b == 4
+
+
 def test_an_entry_with_the_name_of_a_method_is_read_by_its_key() -> None:
     record = Record(items=[1])
     setattr(record, "get", 2)

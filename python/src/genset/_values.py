@@ -107,4 +107,16 @@ def encode(value: Any, what: str, *, has_single_floats: bool = False) -> bytes:
 
 def decode(payload: bytes) -> Any:
     """Decodes the value; every map in it is a `Record`."""
-    return msgpack.unpackb(payload, strict_map_key=False, object_hook=Record)
+    try:
+        return msgpack.unpackb(payload, strict_map_key=False, object_hook=Record)
+    except TypeError:
+        # MessagePack has lists for tuples, and a list is no key.
+        return msgpack.unpackb(payload, strict_map_key=False, object_pairs_hook=_record)
+
+
+def _record(pairs: list[tuple[Any, Any]]) -> Record:
+    return Record((_key(key), value) for key, value in pairs)
+
+
+def _key(key: Any) -> Any:
+    return tuple(map(_key, key)) if isinstance(key, list) else key
