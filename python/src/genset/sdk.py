@@ -307,6 +307,12 @@ def on_shutdown(method: Function) -> Function:
 
 
 def _members(cls: type, mark: str) -> list[tuple[str, Callable[..., Any]]]:
+    """The methods with the mark. Raises TypeError for one that is static or of the class."""
+    for name, member in _attributes(cls):
+        if not isinstance(member, staticmethod | classmethod):
+            continue
+        if mark in vars(member) or mark in getattr(member.__func__, "__dict__", ()):
+            raise TypeError(f"{cls.__name__}.{name}: leave out @{type(member).__name__}: a service's methods take self")
     return [(name, member) for name, member in _attributes(cls) if inspect.isfunction(member) and mark in member.__dict__]
 
 
