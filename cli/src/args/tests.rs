@@ -193,7 +193,7 @@ fn a_worker_names_the_flags_of_a_server_that_it_was_given() {
         ("in=http", None),
     ] {
         let flags = ["--grace=5", "--router-mode=kv", "--http-port=1"];
-        let words = [&[input, "out=sample"], &flags[..]].concat();
+        let words = [&[input, "out=sample"][..], &flags].concat();
         assert_eq!(parse_words(&words).unwrap().unread.as_deref(), expected);
     }
 }
