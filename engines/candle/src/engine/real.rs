@@ -238,6 +238,8 @@ impl RealLoader {
             Some(other) => memory.beside(other),
             None => memory,
         };
+        let rows = limits.max_num_seqs.min(step_tokens);
+        let memory = memory.with_logits(rows, open.config.vocab_size);
         let available = available_memory(&options.device);
         let size = kv_cache_size(&open.config, &wanted, &memory, available)?;
         // Slots are numbered with 32 bits, and one block is allocated beyond the scheduler's.

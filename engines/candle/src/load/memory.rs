@@ -50,6 +50,16 @@ impl MemoryEstimate {
         }
     }
 
+    /// With at least the working memory of `rows` rows of logits. They come after the layers, whose activations are free by then.
+    #[must_use]
+    pub fn with_logits(self, rows: usize, vocab_size: usize) -> Self {
+        let logits = to_u64(rows.saturating_mul(vocab_size)).saturating_mul(4);
+        Self {
+            workspace: self.workspace.max(logits),
+            ..self
+        }
+    }
+
     /// Everything except the KV cache.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -226,6 +236,16 @@ mod tests {
             ("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "1000\n"),
         ]);
         assert_eq!(available_in(root.path()), Some(4000));
+    }
+
+    #[test]
+    fn a_step_has_room_for_the_logits_of_each_of_its_sequences() {
+        let estimate = MemoryEstimate {
+            weights: 1,
+            workspace: WORKSPACE_BYTES,
+        };
+        assert_eq!(estimate.with_logits(256, 150_000), estimate);
+        assert_eq!(estimate.with_logits(1024, 150_000).workspace, 614_400_000);
     }
 
     #[test]
