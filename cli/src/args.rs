@@ -553,7 +553,8 @@ fn check(
     check_worker_flags(&output, settings)?;
     check_candle_flags(&output, settings)?;
     if models == HubModels::Fetch {
-        input::check(&input, frontend.address)?;
+        let is_asked = hub::is_asked(&worker, engine_args.model_config.as_deref());
+        input::check(&input, is_asked.then_some(frontend.address))?;
         // Last, because it may take an hour.
         hub::bring(&output, &mut worker, &mut engine_args)?;
     }

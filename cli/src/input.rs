@@ -231,14 +231,14 @@ fn refuse_to_choose(config: &RunConfig, models: &Models) -> Result<(), EngineErr
     Err(EngineError::invalid_argument("--model-name", problem))
 }
 
-/// Checks the input before there is a model, which may have to be fetched.
+/// Checks the input before there is a model. With `address`, where a server would listen, the model is fetched first.
 ///
 /// # Errors
 /// When a batch has no prompts, or already has its answers; when a server cannot listen on `address`.
-pub(crate) fn check(input: &InputKind, address: SocketAddr) -> Result<(), EngineError> {
+pub(crate) fn check(input: &InputKind, address: Option<SocketAddr>) -> Result<(), EngineError> {
     match input {
         InputKind::Batch(path) => batch::check(path),
-        InputKind::Http => check_address(address),
+        InputKind::Http => address.map_or(Ok(()), check_address),
         InputKind::Text | InputKind::Stdin | InputKind::Dyn(_) => Ok(()),
     }
 }
