@@ -13,6 +13,8 @@
 //!
 //! A lease survives a disconnection shorter than its time to live, and a longer one if etcd itself was down: etcd restarts its
 //! leases when it starts. A lease is lost when etcd reports that it does not have it.
+//!
+//! With each keep-alive, a lease asks etcd whether its entries are there, and puts those again that somebody has deleted.
 
 mod client;
 mod config;

@@ -243,7 +243,8 @@ impl Held {
         Ok(answer.keys)
     }
 
-    /// Sends keep-alives until one gets no answer in time, the connection breaks, or etcd reports that the lease is gone.
+    /// Sends keep-alives until one gets no answer in time, the connection breaks, or etcd reports that the lease or one of its
+    /// entries is gone.
     async fn beat_until_broken(&self, mut beating: Beating) {
         let patience = self.beat.min(self.sessions.config().request_timeout);
         loop {
@@ -253,16 +254,28 @@ impl Held {
                 _ = beating.next() => return,
             }
             match timeout(patience, self.beat_once(&mut beating)).await {
-                Ok(Ok(true)) => {}
-                Ok(Ok(false) | Err(_)) | Err(_) => return,
+                Ok(true) => {}
+                Ok(false) | Err(_) => return,
             }
         }
     }
 
-    /// Whether etcd still has the lease.
-    async fn beat_once(&self, beating: &mut Beating) -> Result<bool, Status> {
-        beating.send(LeaseKeepAliveRequest { id: self.id })?;
-        is_alive(beating).await
+    /// Whether etcd says that it still has the lease and its entries.
+    async fn beat_once(&self, beating: &mut Beating) -> bool {
+        let is_sent = beating.send(LeaseKeepAliveRequest { id: self.id }).is_ok();
+        is_sent && matches!(is_alive(beating).await, Ok(true)) && self.has_entries().await
+    }
+
+    /// Whether etcd has every entry under the lease: somebody may have deleted them by hand.
+    async fn has_entries(&self) -> bool {
+        // Entries that are being changed are looked at next time.
+        let Ok(entries) = self.entries.try_lock() else {
+            return true;
+        };
+        match self.attached_keys().await {
+            Ok(attached) => entries.keys().all(|key| holds(&attached, key)),
+            Err(_) => false,
+        }
     }
 
     fn check_size(&self, entry: &Entry) -> Result<(), EngineError> {
