@@ -1,4 +1,4 @@
-//! Whether discovery and the broker are reachable, and how fast.
+//! Whether discovery and the broker are reachable, and how fast, and whether a worker could be listed.
 
 use std::time::Duration;
 
@@ -86,6 +86,10 @@ async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding
         true => Vec::new(),
         false => workers(&runtime).await,
     };
+    let unlistable = match &listed {
+        Ok(Ok(_)) => unlistable(&name, &runtime).await,
+        Ok(Err(_)) | Err(_) => None,
+    };
     runtime.shutdown().await;
     match listed {
         Ok(Ok(_)) => {}
@@ -107,7 +111,19 @@ async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding
         true => Finding::warning(what, faster),
         false => Finding::ok(what),
     };
-    [vec![discovery], workers].concat()
+    let unlistable: Vec<Finding> = unlistable.into_iter().collect();
+    [vec![discovery], unlistable, workers].concat()
+}
+
+/// The finding if a worker could not be listed, as on a full disk: takes a lease, and gives it back.
+async fn unlistable(name: &str, runtime: &Runtime) -> Option<Finding> {
+    let name = format!("no new worker can be listed: {name}");
+    let mend = "make room there, or let this user write there; what is listed goes on";
+    match timeout(PATIENCE, runtime.discovery().lease()).await {
+        Ok(Ok(_lease)) => None,
+        Ok(Err(error)) => Some(unusable(&name, &error, mend)),
+        Err(_) => Some(silent(&name, mend)),
+    }
 }
 
 fn silent(name: &str, mend: &str) -> Finding {

@@ -208,6 +208,28 @@ async fn a_password_in_the_address_of_etcd_is_not_shown() {
 }
 
 #[tokio::test]
+async fn a_directory_that_can_be_read_and_not_written_is_a_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let discovery = folder.path().join("discovery");
+    // Makes the directory.
+    run_with(doctor(&["--http-port=0"], &folder), b"").await;
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", "ulimit -f 0; exec \"$@\"", "sh"])
+        .args([env!("CARGO_BIN_EXE_genset"), "doctor", "--http-port=0"])
+        .arg("--discovery-path")
+        .arg(discovery)
+        .env_clear()
+        .env("HF_HOME", folder.path())
+        .env("PATH", "/nowhere")
+        .kill_on_drop(true);
+    let ended = run_with(command, b"").await;
+    let expected = "problem  no new worker can be listed: discovery in ";
+    assert!(ended.stdout.contains(expected), "{ended:?}");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+}
+
+#[tokio::test]
 async fn a_machine_that_is_well_ends_with_0() {
     let folder = tempfile::tempdir().unwrap();
     let ended = run_with(doctor(&["--http-port=0"], &folder), b"").await;
