@@ -146,14 +146,13 @@ impl Sessions {
                     Some(failure) => return Err(failure),
                     None => problem_of(&error),
                 },
-                Err(_) => format!("no answer in {share:?}"),
+                Err(_) => format!("no answer in {:.1} s", share.as_secs_f64()),
             };
             tracing::debug!(endpoint = session.endpoint, what, problem, "etcd failed");
             self.leave(index);
         }
-        let message = format!(
-            "discovery: {what} failed on etcd at {self}: {problem}; check that it runs and can be reached, then try again"
-        );
+        let mend = mend(&problem);
+        let message = format!("discovery: {what} failed on etcd at {self}: {problem}; {mend}");
         let error = EngineError::new(ErrorKind::Unavailable, message);
         Err(Failure::Other(error))
     }
@@ -245,6 +244,17 @@ const OLD_TOKEN: &str = "revision of auth store is old";
 /// How etcd refuses a request without a token, as of a client from before etcd required credentials.
 const NO_TOKEN: &str = "user name is empty";
 
+/// How etcd refuses to store anything once its database has reached its quota.
+const NO_SPACE: &str = "database space exceeded";
+
+/// What helps against the last problem of an operation.
+fn mend(problem: &str) -> &'static str {
+    match problem.contains(NO_SPACE) {
+        true => "make room there with `etcdctl compact` and `defrag`, then `etcdctl alarm disarm`",
+        false => "check that it runs and can be reached, then try again",
+    }
+}
+
 /// An answer from etcd that retrying, there or on another endpoint, would not change.
 fn definitive(what: &str, status: &Status, has_credentials: bool) -> Option<Failure> {
     let says = |text: &str| status.message().contains(text);
@@ -319,6 +329,13 @@ mod tests {
             assert!(is_definitive("request is too large", has_credentials));
             assert_eq!(is_definitive(NO_TOKEN, has_credentials), !has_credentials);
         }
+    }
+
+    #[test]
+    fn a_full_etcd_is_not_told_as_one_that_cannot_be_reached() {
+        let full = mend("etcdserver: mvcc: database space exceeded");
+        assert!(full.contains("alarm disarm"), "{full}");
+        assert!(mend("no answer in 2.5 s").contains("can be reached"));
     }
 
     /// So the last line never says that discovery cannot be watched when it can.
