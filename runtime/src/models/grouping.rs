@@ -1,10 +1,10 @@
 //! Groups instances into models, from the records of discovery. Pure.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use genset_backend_common::{ModelCard, Role, controls::Adapter};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::discovery::InstanceRecord;
 use crate::names::{EndpointName, InstanceId};
@@ -101,7 +101,7 @@ pub struct LeftOutWorker {
     pub instance: InstanceId,
     /// The endpoint it serves.
     pub endpoint: EndpointName,
-    /// The differing fields, each as `context_length_tokens: 4096, in use: 2048`.
+    /// The differing fields, each as `context_length_tokens: 4096, in use: 2048` or `capabilities.adapters: true, in use: false`.
     pub differences: Vec<String>,
 }
 
@@ -268,21 +268,34 @@ fn differences(card: &ModelCard, role: Role, pool: &Pool, chosen: &LiveModel) ->
     }
     let fields = |card: &ModelCard| match serde_json::to_value(card) {
         Ok(Value::Object(fields)) => fields,
-        Ok(_) | Err(_) => serde_json::Map::new(),
+        Ok(_) | Err(_) => Map::new(),
     };
-    let (theirs, ours) = (fields(card), fields(&chosen.card));
+    compare("", &fields(card), &fields(&chosen.card), &mut differences);
+    differences
+}
+
+/// Adds the fields under `path` that differ, those of objects one by one.
+fn compare(
+    path: &str,
+    theirs: &Map<String, Value>,
+    ours: &Map<String, Value>,
+    differences: &mut Vec<String>,
+) {
     let null = Value::Null;
-    let names: std::collections::BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
+    let names: BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
     for name in names {
         let (their, our) = (
             theirs.get(name).unwrap_or(&null),
             ours.get(name).unwrap_or(&null),
         );
-        if their != our {
-            differences.push(format!("{name}: {their}, in use: {our}"));
+        match (their, our) {
+            (their, our) if their == our => {}
+            (Value::Object(their), Value::Object(our)) => {
+                compare(&format!("{path}{name}."), their, our, differences);
+            }
+            (their, our) => differences.push(format!("{path}{name}: {their}, in use: {our}")),
         }
     }
-    differences
 }
 
 #[cfg(test)]
@@ -328,6 +341,20 @@ mod tests {
         assert_eq!(
             left_out.differences,
             ["context_length_tokens: 20, in use: 10"]
+        );
+    }
+
+    #[test]
+    fn of_capabilities_those_that_differ_are_named() {
+        let mut other = record(3, 10);
+        other.card.as_mut().unwrap().capabilities.max_logprobs = Some(20);
+        let model = the_model(&[record(1, 10), record(2, 10), other]);
+        let [left_out] = &model.left_out[..] else {
+            panic!("one is left out")
+        };
+        assert_eq!(
+            left_out.differences,
+            ["capabilities.max_logprobs: 20, in use: null"]
         );
     }
 
