@@ -18,6 +18,8 @@ pub(super) fn with_run(command: &clap::Command, given: Vec<OsString>) -> Vec<OsS
     let is_run_alone = Path::new(program).file_stem() == Some(OsStr::new(RUN_ALONE));
     let lacks_run = match rest.first() {
         None => is_run_alone,
+        // Its users look for flags of `run`.
+        Some(word) if is_run_alone && (word == "-h" || word == "--help") => true,
         Some(word) if is_command(command, word) => false,
         Some(word) => is_run_alone || is_word_of_run(word),
     };
@@ -112,6 +114,9 @@ mod tests {
             told(&[program, "run", "in=http"]),
             [program, "run", "in=http"]
         );
+        for help in ["-h", "--help"] {
+            assert_eq!(told(&[program, help]), [program, "run", help]);
+        }
         assert_eq!(told(&[program, "--version"]), [program, "--version"]);
         // Another name of `list`.
         assert_eq!(told(&[program, "ls"]), [program, "ls"]);

@@ -1,5 +1,5 @@
-"""The wheel's program `dynamo-run`, and `python -m genset.dynamo.run`: the `genset` binary under that name, by which it accepts only the
-arguments of `genset run`."""
+"""The wheel's program `dynamo-run`, and `python -m genset.dynamo.run`: the `genset` binary under that name, by which its arguments are
+those of `genset run`."""
 
 from __future__ import annotations
 
