@@ -131,7 +131,8 @@ impl Sessions {
     {
         let deadline = Instant::now() + self.config.request_timeout;
         let has_credentials = self.config.credentials.is_some();
-        let mut problem = String::new();
+        // The last one of each endpoint.
+        let mut problems: Vec<(&str, String)> = Vec::new();
         for tries_left in (1..=self.sessions.len() + 1).rev() {
             let index = self.current.load(Ordering::Relaxed);
             let Some(session) = self.sessions.get(index) else {
@@ -140,7 +141,7 @@ impl Sessions {
             let now = Instant::now();
             let share = deadline.saturating_duration_since(now) / u32_of(tries_left);
             let attempt = self.attempt(session, &operation);
-            problem = match timeout_at(now + share, attempt).await {
+            let problem = match timeout_at(now + share, attempt).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => match definitive(what, &error, has_credentials) {
                     Some(failure) => return Err(failure),
@@ -148,9 +149,13 @@ impl Sessions {
                 },
                 Err(_) => format!("no answer in {:.1} s", share.as_secs_f64()),
             };
-            tracing::debug!(endpoint = session.endpoint, what, problem, "etcd failed");
+            let endpoint = session.endpoint.as_str();
+            tracing::debug!(endpoint, what, problem, "etcd failed");
+            problems.retain(|(failed, _)| *failed != endpoint);
+            problems.push((endpoint, problem));
             self.leave(index);
         }
+        let problem = told(&problems);
         let mend = mend(&problem);
         let message = format!("discovery: {what} failed on etcd at {self}: {problem}; {mend}");
         let error = EngineError::new(ErrorKind::Unavailable, message);
@@ -247,7 +252,17 @@ const NO_TOKEN: &str = "user name is empty";
 /// How etcd refuses to store anything once its database has reached its quota.
 const NO_SPACE: &str = "database space exceeded";
 
-/// What helps against the last problem of an operation.
+/// The problems of an operation: if it tried several endpoints, each with its own.
+fn told(problems: &[(&str, String)]) -> String {
+    if let [(_, problem)] = problems {
+        return problem.clone();
+    }
+    let named = problems.iter();
+    let named = named.map(|(endpoint, problem)| format!("{problem} ({endpoint})"));
+    named.collect::<Vec<_>>().join("; ")
+}
+
+/// What helps against the problems of an operation.
 fn mend(problem: &str) -> &'static str {
     match problem.contains(NO_SPACE) {
         true => "make room there with `etcdctl compact` and `defrag`, then `etcdctl alarm disarm`",
@@ -329,6 +344,23 @@ mod tests {
             assert!(is_definitive("request is too large", has_credentials));
             assert_eq!(is_definitive(NO_TOKEN, has_credentials), !has_credentials);
         }
+    }
+
+    #[tokio::test]
+    async fn an_error_says_what_each_server_said() {
+        let config = EtcdConfig {
+            endpoints: vec!["http://127.0.0.1:1".into(), "http://127.0.0.1:2".into()],
+            ..EtcdConfig::default()
+        };
+        let sessions = Sessions::try_new(config).unwrap();
+        let tries = AtomicUsize::new(0);
+        let failed = sessions.perform("asking", |_client| {
+            let attempt = tries.fetch_add(1, Ordering::Relaxed);
+            async move { Err::<(), _>(Status::unavailable(format!("problem {attempt}"))) }
+        });
+        let error = EngineError::from(failed.await.unwrap_err()).to_string();
+        let expected = ": problem 1 (http://127.0.0.1:2); problem 2 (http://127.0.0.1:1); check ";
+        assert!(error.contains(expected), "{error}");
     }
 
     #[test]
