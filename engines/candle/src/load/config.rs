@@ -1,72 +1,23 @@
 //! Reads [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
 
 mod experts;
+mod family;
 mod multimodal;
 mod required;
 pub(crate) mod rope;
+pub(crate) mod window;
 
 use std::path::Path;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use self::family::{ARCHITECTURES, Family};
 pub(crate) use self::required::check_required;
 use super::checkout::Naming;
 use super::packed::{self, Scheme};
 use crate::error::LoadError;
-use crate::model::config::{Activation, ModelConfig, RopeScaling, SlidingWindow};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    Llama,
-    Mistral,
-    Mixtral,
-    Qwen2,
-    Qwen3,
-    Qwen3Moe,
-    Gemma2,
-    Gemma3,
-    Phi3,
-    SmolLm3,
-    GptOss,
-}
-
-/// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-const ARCHITECTURES: [(&str, Family, &str); 11] = [
-    ("LlamaForCausalLM", Family::Llama, "llama"),
-    ("MistralForCausalLM", Family::Mistral, "llama"),
-    ("MixtralForCausalLM", Family::Mixtral, "llama"),
-    ("Qwen2ForCausalLM", Family::Qwen2, "qwen2"),
-    ("Qwen3ForCausalLM", Family::Qwen3, "qwen3"),
-    ("Qwen3MoeForCausalLM", Family::Qwen3Moe, "qwen3moe"),
-    ("Gemma2ForCausalLM", Family::Gemma2, "gemma2"),
-    ("Gemma3ForCausalLM", Family::Gemma3, "gemma3"),
-    ("Phi3ForCausalLM", Family::Phi3, "phi3"),
-    ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
-    ("GptOssForCausalLM", Family::GptOss, "gpt-oss"),
-];
-
-impl Family {
-    const fn is_gemma(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3)
-    }
-
-    const fn naming(self) -> Naming {
-        match self {
-            Self::Mixtral => Naming::Mixtral,
-            Self::Phi3 => Naming::Phi3,
-            Self::GptOss => Naming::GptOss,
-            Self::Llama
-            | Self::Mistral
-            | Self::Qwen2
-            | Self::Qwen3
-            | Self::Qwen3Moe
-            | Self::Gemma2
-            | Self::Gemma3
-            | Self::SmolLm3 => Naming::Usual,
-        }
-    }
-}
+use crate::model::config::{Activation, ModelConfig, RopeScaling};
 
 /// The keys that matter; missing ones have the defaults of `transformers`.
 #[derive(Debug, Deserialize)]
@@ -157,7 +108,7 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
         packed: source.packed()?,
         config,
         gguf_name,
-        naming: family.naming(),
+        naming: family.facts().naming,
         is_multimodal,
     })
 }
@@ -193,9 +144,8 @@ impl Source<'_> {
     fn config(&self) -> Result<ModelConfig, LoadError> {
         self.refuse_variants()?;
         let (raw, family) = (&self.raw, self.family);
+        let facts = family.facts();
         let head_dim = self.head_dim();
-        let is_gpt_oss = family == Family::GptOss;
-        let has_bias = raw.attention_bias.unwrap_or(is_gpt_oss) && family != Family::Phi3;
         let rope = self.rope()?;
         Ok(ModelConfig {
             vocab_size: raw.vocab_size,
@@ -211,26 +161,14 @@ impl Source<'_> {
             num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim,
             context_length: self.context_length(&rope.scaling),
-            rms_norm_eps: raw.rms_norm_eps.unwrap_or(match family {
-                Family::Mixtral | Family::Phi3 | Family::GptOss => 1e-5,
-                Family::Llama
-                | Family::Mistral
-                | Family::Qwen2
-                | Family::Qwen3
-                | Family::Qwen3Moe
-                | Family::Gemma2
-                | Family::Gemma3
-                | Family::SmolLm3 => 1e-6,
-            }),
+            rms_norm_eps: raw.rms_norm_eps.unwrap_or(facts.rms_norm_eps),
             norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
-            has_qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3),
+            has_qk_norm: facts.has_qk_norm,
             has_post_norms: family.is_gemma(),
-            has_qkv_bias: has_bias || family == Family::Qwen2,
-            has_output_bias: has_bias && family != Family::Qwen2,
-            has_mlp_bias: is_gpt_oss
-                || raw.mlp_bias.unwrap_or(false)
-                    && matches!(family, Family::Llama | Family::SmolLm3),
-            has_sinks: is_gpt_oss,
+            has_qkv_bias: facts.qkv_bias.is_there(raw.attention_bias),
+            has_output_bias: facts.output_bias.is_there(raw.attention_bias),
+            has_mlp_bias: facts.mlp_bias.is_there(raw.mlp_bias),
+            has_sinks: family == Family::GptOss,
             experts: self.experts()?,
             activation: self.activation()?,
             rope,
@@ -247,9 +185,7 @@ impl Source<'_> {
             } else {
                 1.0
             },
-            is_tied: raw
-                .tie_word_embeddings
-                .unwrap_or(family.is_gemma() || family == Family::SmolLm3),
+            is_tied: raw.tie_word_embeddings.unwrap_or(facts.is_tied),
         })
     }
 
@@ -287,22 +223,10 @@ impl Source<'_> {
     }
 
     fn head_dim(&self) -> usize {
-        let by_default = match self.family {
-            Family::Qwen3 => 128,
-            Family::Gemma2 | Family::Gemma3 => 256,
-            Family::GptOss => 64,
-            Family::Llama
-            | Family::Mistral
-            | Family::Mixtral
-            | Family::Qwen2
-            | Family::Qwen3Moe
-            | Family::Phi3
-            | Family::SmolLm3 => {
-                let heads = self.raw.num_attention_heads;
-                self.raw.hidden_size.checked_div(heads).unwrap_or(0)
-            }
-        };
-        self.raw.head_dim.unwrap_or(by_default)
+        let heads = self.raw.num_attention_heads;
+        let equal = self.raw.hidden_size.checked_div(heads).unwrap_or(0);
+        let head_dim = self.raw.head_dim.or(self.family.facts().head_dim);
+        head_dim.unwrap_or(equal)
     }
 
     fn activation(&self) -> Result<Activation, LoadError> {
@@ -343,95 +267,6 @@ impl Source<'_> {
             .filter(|cap| self.family.is_gemma() && *cap > 0.0)
             .map(single)
     }
-
-    fn window(&self) -> Result<Option<SlidingWindow>, LoadError> {
-        let raw = &self.raw;
-        let by_default = match self.family {
-            Family::Gemma2 | Family::Gemma3 | Family::Mistral => Some(4096),
-            Family::GptOss => Some(128),
-            Family::Llama
-            | Family::Mixtral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Qwen3Moe
-            | Family::Phi3
-            | Family::SmolLm3 => None,
-        };
-        let is_used = match self.family {
-            Family::Llama => false,
-            Family::SmolLm3 if raw.use_sliding_window == Some(true) => {
-                return self.unsupported("use_sliding_window", true, "it must be false");
-            }
-            Family::SmolLm3 => false,
-            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
-                raw.use_sliding_window == Some(true)
-            }
-            Family::Mistral
-            | Family::Mixtral
-            | Family::Gemma2
-            | Family::Gemma3
-            | Family::Phi3
-            | Family::GptOss => true,
-        };
-        let size = raw.sliding_window.unwrap_or(by_default);
-        let size = size.filter(|size| *size > 0);
-        let Some(size_tokens) = size.filter(|_| is_used) else {
-            return Ok(None);
-        };
-        let window = |full_every| {
-            Ok(Some(SlidingWindow {
-                size_tokens,
-                full_every,
-            }))
-        };
-        if let Some(types) = &raw.layer_types {
-            let is_full = |kind: &String| match kind.as_str() {
-                "full_attention" => Some(true),
-                "sliding_attention" => Some(false),
-                _ => None,
-            };
-            let are_full: Option<Vec<bool>> = types.iter().map(is_full).collect();
-            return match are_full.and_then(|are_full| period(&are_full)) {
-                Some(Some(1)) => Ok(None),
-                Some(full_every) => window(full_every),
-                None => {
-                    let fix =
-                        "every nth layer must be full_attention and all others sliding_attention";
-                    self.unsupported("layer_types", types.join(" "), fix)
-                }
-            };
-        }
-        match self.family {
-            Family::Gemma2 | Family::GptOss => window(Some(2)),
-            Family::Gemma3 => window(Some(raw.sliding_window_pattern.unwrap_or(6).max(1))),
-            Family::Mistral | Family::Mixtral | Family::Llama | Family::Phi3 | Family::SmolLm3 => {
-                window(None)
-            }
-            // All layers of Qwen3-MoE have the window.
-            Family::Qwen3Moe => window(None),
-            Family::Qwen2 | Family::Qwen3 => match raw.max_window_layers.unwrap_or(28) {
-                0 => window(None),
-                layers if layers >= raw.num_hidden_layers => Ok(None),
-                layers => {
-                    let fix = "it must be 0 or num_hidden_layers";
-                    self.unsupported("max_window_layers", layers, fix)
-                }
-            },
-        }
-    }
-}
-
-/// The period of the marked layers, each the last of its period; `Some(None)` without a marked layer, `None` if they do not
-/// repeat.
-fn period(is_marked: &[bool]) -> Option<Option<usize>> {
-    let Some(first) = is_marked.iter().position(|is_marked| *is_marked) else {
-        return Some(None);
-    };
-    let period = first + 1;
-    let mut layers = is_marked.iter().enumerate();
-    layers
-        .all(|(layer, is_marked)| *is_marked == (layer + 1).is_multiple_of(period))
-        .then_some(Some(period))
 }
 
 /// Rejects impossible sizes, so that later code does not divide by zero or allocate without limit.

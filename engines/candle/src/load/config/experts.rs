@@ -1,6 +1,7 @@
 //! Reads [`Experts`] from the keys of a `config.json`.
 
-use super::{Family, Source};
+use super::Source;
+use super::family::Family;
 use crate::error::LoadError;
 use crate::model::config::Experts;
 
@@ -13,24 +14,14 @@ impl Source<'_> {
     /// The experts of the family's layers; `None` for families without experts.
     pub(super) fn experts(&self) -> Result<Option<Experts>, LoadError> {
         let raw = &self.raw;
-        let (count, per_token, is_normalized) = match self.family {
-            Family::Mixtral => (8, 2, true),
-            Family::GptOss => (128, 4, true),
-            Family::Qwen3Moe => (128, 8, raw.norm_topk_prob.unwrap_or(false)),
-            Family::Llama
-            | Family::Mistral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Gemma2
-            | Family::Gemma3
-            | Family::Phi3
-            | Family::SmolLm3 => return Ok(None),
+        let Some((count, per_token)) = self.family.facts().experts else {
+            return Ok(None);
         };
         self.refuse_mixed_layers()?;
         Ok(Some(Experts {
             count: raw.num_experts.or(raw.num_local_experts).unwrap_or(count),
             per_token: raw.num_experts_per_tok.unwrap_or(per_token),
-            is_normalized,
+            is_normalized: self.family != Family::Qwen3Moe || raw.norm_topk_prob.unwrap_or(false),
             has_router_bias: self.family == Family::GptOss,
         }))
     }

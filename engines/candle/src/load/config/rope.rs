@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Family, Source, period, single};
+use super::family::Family;
+use super::window::period;
+use super::{Source, single};
 use crate::error::LoadError;
 use crate::model::config::{Rope, RopeScaling};
 
@@ -22,19 +24,8 @@ impl Source<'_> {
                 .and_then(Value::as_f64)
         };
         let is_gemma3 = self.family == Family::Gemma3;
-        let by_default = match self.family {
-            Family::SmolLm3 => 2_000_000.0,
-            Family::GptOss => 150_000.0,
-            Family::Gemma3 | Family::Mixtral => 1_000_000.0,
-            Family::Llama
-            | Family::Mistral
-            | Family::Qwen2
-            | Family::Qwen3
-            | Family::Qwen3Moe
-            | Family::Gemma2
-            | Family::Phi3 => 10_000.0,
-        };
-        let theta = theta_of(full).or(raw.rope_theta).unwrap_or(by_default);
+        let theta = theta_of(full).or(raw.rope_theta);
+        let theta = theta.unwrap_or(self.family.facts().theta);
         let window_theta = theta_of(of_kind("sliding_attention"))
             .or(raw.rope_local_base_freq)
             .unwrap_or(10_000.0);

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::load::tests::reference;
-use crate::model::config::Experts;
+use crate::model::config::{Experts, SlidingWindow};
 
 fn read_reference(name: &str) -> (ModelConfig, &'static str) {
     let path = reference(name).join("config.json");

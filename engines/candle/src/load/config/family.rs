@@ -1,0 +1,206 @@
+//! The supported families, and what is particular to their configurations: what they leave out, and what they always have.
+
+use crate::load::checkout::Naming;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Mixtral,
+    Qwen2,
+    Qwen3,
+    Qwen3Moe,
+    Gemma2,
+    Gemma3,
+    Phi3,
+    SmolLm3,
+    GptOss,
+}
+
+/// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 11] = [
+    ("LlamaForCausalLM", Family::Llama, "llama"),
+    ("MistralForCausalLM", Family::Mistral, "llama"),
+    ("MixtralForCausalLM", Family::Mixtral, "llama"),
+    ("Qwen2ForCausalLM", Family::Qwen2, "qwen2"),
+    ("Qwen3ForCausalLM", Family::Qwen3, "qwen3"),
+    ("Qwen3MoeForCausalLM", Family::Qwen3Moe, "qwen3moe"),
+    ("Gemma2ForCausalLM", Family::Gemma2, "gemma2"),
+    ("Gemma3ForCausalLM", Family::Gemma3, "gemma3"),
+    ("Phi3ForCausalLM", Family::Phi3, "phi3"),
+    ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
+    ("GptOssForCausalLM", Family::GptOss, "gpt-oss"),
+];
+
+/// What is particular to a family's configurations.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Facts {
+    pub(super) naming: Naming,
+    /// The defaults of keys that a file may leave out.
+    pub(super) rms_norm_eps: f64,
+    pub(super) theta: f64,
+    /// `None` if it is the hidden size divided by the number of heads.
+    pub(super) head_dim: Option<usize>,
+    pub(super) is_tied: bool,
+    /// The biases of the projections to queries, keys and values; the key is `attention_bias`.
+    pub(super) qkv_bias: Bias,
+    /// That of attention's output projection; the key is the same.
+    pub(super) output_bias: Bias,
+    /// Those of the feed-forward block; the key is `mlp_bias`.
+    pub(super) mlp_bias: Bias,
+    pub(super) has_qk_norm: bool,
+    pub(super) windows: Windows,
+    /// The defaults of the numbers of experts per layer and per token; `None` for families without experts.
+    pub(super) experts: Option<(usize, usize)>,
+}
+
+/// Whether projections have biases.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Bias {
+    /// Whatever the file says.
+    Always(bool),
+    /// Unless the file says otherwise.
+    ByDefault(bool),
+}
+
+impl Bias {
+    pub(super) fn is_there(self, said: Option<bool>) -> bool {
+        match self {
+            Self::Always(always) => always,
+            Self::ByDefault(default) => said.unwrap_or(default),
+        }
+    }
+}
+
+/// Which layers have a sliding window.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Windows {
+    /// None, whatever the file says.
+    Never,
+    /// Those that the file says, if `use_sliding_window` is true.
+    IfSaid,
+    /// Unless the file says otherwise, all but each `full_every`th layer.
+    Usual {
+        /// `None` if the file must have the size.
+        size_tokens: Option<usize>,
+        full_every: Option<usize>,
+    },
+}
+
+/// Llama's.
+const USUAL: Facts = Facts {
+    naming: Naming::Usual,
+    rms_norm_eps: 1e-6,
+    theta: 10_000.0,
+    head_dim: None,
+    is_tied: false,
+    qkv_bias: Bias::ByDefault(false),
+    output_bias: Bias::ByDefault(false),
+    mlp_bias: Bias::Always(false),
+    has_qk_norm: false,
+    windows: Windows::Never,
+    experts: None,
+};
+
+impl Family {
+    pub(super) const fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    pub(super) const fn facts(self) -> Facts {
+        match self {
+            Self::Llama => Facts {
+                mlp_bias: Bias::ByDefault(false),
+                ..USUAL
+            },
+            Self::Mistral => Facts {
+                windows: Windows::Usual {
+                    size_tokens: Some(4096),
+                    full_every: None,
+                },
+                ..USUAL
+            },
+            Self::Mixtral => Facts {
+                naming: Naming::Mixtral,
+                rms_norm_eps: 1e-5,
+                theta: 1_000_000.0,
+                windows: Windows::Usual {
+                    size_tokens: None,
+                    full_every: None,
+                },
+                experts: Some((8, 2)),
+                ..USUAL
+            },
+            Self::Qwen2 => Facts {
+                qkv_bias: Bias::Always(true),
+                output_bias: Bias::Always(false),
+                windows: Windows::IfSaid,
+                ..USUAL
+            },
+            Self::Qwen3 => Facts {
+                head_dim: Some(128),
+                has_qk_norm: true,
+                windows: Windows::IfSaid,
+                ..USUAL
+            },
+            Self::Qwen3Moe => Facts {
+                has_qk_norm: true,
+                windows: Windows::IfSaid,
+                experts: Some((128, 8)),
+                ..USUAL
+            },
+            Self::Gemma2 => Facts {
+                head_dim: Some(256),
+                is_tied: true,
+                windows: Windows::Usual {
+                    size_tokens: Some(4096),
+                    full_every: Some(2),
+                },
+                ..USUAL
+            },
+            Self::Gemma3 => Facts {
+                theta: 1_000_000.0,
+                head_dim: Some(256),
+                is_tied: true,
+                has_qk_norm: true,
+                windows: Windows::Usual {
+                    size_tokens: Some(4096),
+                    full_every: Some(6),
+                },
+                ..USUAL
+            },
+            Self::Phi3 => Facts {
+                naming: Naming::Phi3,
+                rms_norm_eps: 1e-5,
+                qkv_bias: Bias::Always(false),
+                output_bias: Bias::Always(false),
+                windows: Windows::Usual {
+                    size_tokens: None,
+                    full_every: None,
+                },
+                ..USUAL
+            },
+            Self::SmolLm3 => Facts {
+                theta: 2_000_000.0,
+                is_tied: true,
+                mlp_bias: Bias::ByDefault(false),
+                ..USUAL
+            },
+            Self::GptOss => Facts {
+                naming: Naming::GptOss,
+                rms_norm_eps: 1e-5,
+                theta: 150_000.0,
+                head_dim: Some(64),
+                qkv_bias: Bias::ByDefault(true),
+                output_bias: Bias::ByDefault(true),
+                mlp_bias: Bias::Always(true),
+                windows: Windows::Usual {
+                    size_tokens: Some(128),
+                    full_every: Some(2),
+                },
+                experts: Some((128, 4)),
+                ..USUAL
+            },
+        }
+    }
+}
