@@ -1,9 +1,9 @@
 //! The decoder-only language model: from packed tokens to logits.
 //!
-//! One block type covers Llama 2 and 3, Mistral, TinyLlama, SmolLM 1 to 3, Qwen2, Qwen3, Gemma 2 and 3, Phi-3 and 4, and with
-//! experts Mixtral and Qwen3-MoE; [`ModelConfig`] selects the variant. A step's rows belong to many sequences, with prefill
-//! chunks and decode rows mixed, without padding; keys and values are in KV blocks. The module knows no requests, sampling or
-//! files: `engine` calls [`Model::forward`], and `load` implements [`Weights`].
+//! One block type covers Llama 2 and 3, Mistral, TinyLlama, SmolLM 1 to 3, Qwen2, Qwen3, Gemma 2 and 3, Phi-3 and 4, OLMo 2
+//! and 3, and with experts Mixtral and Qwen3-MoE; [`ModelConfig`] selects the variant. A step's rows belong to many sequences,
+//! with prefill chunks and decode rows mixed, without padding; keys and values are in KV blocks. The module knows no requests,
+//! sampling or files: `engine` calls [`Model::forward`], and `load` implements [`Weights`].
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -47,7 +47,9 @@ pub(crate) mod tests;
 pub(crate) mod weights;
 
 pub use batch::{BatchError, Piece, SequenceRows, StepBatch};
-pub use config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
+pub use config::{
+    Activation, BlockNorms, Experts, ModelConfig, QueryKeyNorm, Rope, RopeScaling, SlidingWindow,
+};
 pub use decoder::{ForwardError, Model, SlowMatrix};
 pub use embedder::BackboneConfig;
 pub use embedder::head::{HeadConfig, HeadStep};

@@ -109,7 +109,7 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
     }
     Some(Place {
         rows,
-        ..Place::whole(names::gguf_name(name, config.has_post_norms)?)
+        ..Place::whole(names::gguf_name(name, config.block_norms.has_outputs())?)
     })
 }
 

@@ -1,7 +1,7 @@
 //! [`plan`]: every tensor that a configuration requires, in the order in which the decoder reads them.
 
 use super::quantize::Part;
-use crate::model::config::ModelConfig;
+use crate::model::config::{BlockNorms, ModelConfig, QueryKeyNorm};
 
 /// A required tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,9 @@ impl Plan {
         let hidden = config.hidden_size;
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
-        self.norm(&format!("{prefix}.input_layernorm"), hidden);
+        if config.block_norms.has_inputs() {
+            self.norm(&format!("{prefix}.input_layernorm"), hidden);
+        }
         for (name, rows) in [("q", queries), ("k", keys), ("v", keys)] {
             let name = format!("{prefix}.self_attn.{name}_proj");
             self.linear(&name, rows, hidden, config.has_qkv_bias);
@@ -48,13 +50,16 @@ impl Plan {
             let name = format!("{prefix}.self_attn.sinks");
             self.push(name, vec![config.num_heads], None);
         }
-        if config.has_qk_norm {
-            self.norm(&format!("{prefix}.self_attn.q_norm"), config.head_dim);
-            self.norm(&format!("{prefix}.self_attn.k_norm"), config.head_dim);
+        if config.query_key_norm != QueryKeyNorm::None {
+            let (query, key) = (config.query_norm_width(), config.key_norm_width());
+            self.norm(&format!("{prefix}.self_attn.q_norm"), query);
+            self.norm(&format!("{prefix}.self_attn.k_norm"), key);
         }
         self.norm(&format!("{prefix}.post_attention_layernorm"), hidden);
-        if config.has_post_norms {
+        if config.block_norms == BlockNorms::Both {
             self.norm(&format!("{prefix}.pre_feedforward_layernorm"), hidden);
+        }
+        if config.block_norms.has_outputs() {
             self.norm(&format!("{prefix}.post_feedforward_layernorm"), hidden);
         }
         let prefix = format!("{prefix}.mlp");

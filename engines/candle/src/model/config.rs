@@ -27,10 +27,10 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// Added to every norm's weight: 1 in Gemma's checkpoints (GGUF files include it already), else 0.
     pub norm_weight_offset: f32,
-    /// Whether each head's queries and keys are normalized (Qwen3, Gemma 3).
-    pub has_qk_norm: bool,
-    /// Whether attention and feed-forward outputs are normalized before they are added (Gemma 2 and 3).
-    pub has_post_norms: bool,
+    /// How queries and keys are normalized.
+    pub query_key_norm: QueryKeyNorm,
+    /// What a decoder block normalizes.
+    pub block_norms: BlockNorms,
     /// Whether query, key and value projections have biases (Qwen2).
     pub has_qkv_bias: bool,
     /// Whether the attention's output projection has a bias (Llama with `attention_bias`).
@@ -60,11 +60,68 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// The number of weights of the norm of queries, if there is one.
+    pub(crate) fn query_norm_width(&self) -> usize {
+        self.norm_width(self.num_heads)
+    }
+
+    /// The number of weights of the norm of keys, if there is one.
+    pub(crate) fn key_norm_width(&self) -> usize {
+        self.norm_width(self.num_kv_heads)
+    }
+
+    fn norm_width(&self, heads: usize) -> usize {
+        match self.query_key_norm {
+            QueryKeyNorm::None | QueryKeyNorm::Heads => self.head_dim,
+            QueryKeyNorm::Whole => heads * self.head_dim,
+        }
+    }
+
     /// Numbers that a step holds at once per token: a layer's activations, and its keys and values.
     pub(crate) fn step_numbers_per_token(&self) -> usize {
         let hidden = self.hidden_size.max(self.num_heads * self.head_dim);
         let kv = 2 * self.num_kv_heads * self.head_dim;
         8 * hidden + 3 * self.intermediate_size + kv
+    }
+}
+
+/// How queries and keys are normalized before they rotate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueryKeyNorm {
+    /// Not at all.
+    None,
+    /// Each head (Qwen3, Gemma 3).
+    Heads,
+    /// The queries of all heads together, and the keys likewise (OLMo 2 and 3).
+    Whole,
+}
+
+/// What a decoder block normalizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockNorms {
+    /// The inputs of attention and of the feed-forward block.
+    Inputs,
+    /// The outputs of both, before they are added to the residual stream (OLMo 2 and 3).
+    Outputs,
+    /// Inputs and outputs (Gemma 2 and 3).
+    Both,
+}
+
+impl BlockNorms {
+    /// Whether inputs are normalized.
+    pub(crate) const fn has_inputs(self) -> bool {
+        match self {
+            Self::Inputs | Self::Both => true,
+            Self::Outputs => false,
+        }
+    }
+
+    /// Whether outputs are normalized.
+    pub(crate) const fn has_outputs(self) -> bool {
+        match self {
+            Self::Outputs | Self::Both => true,
+            Self::Inputs => false,
+        }
     }
 }
 
@@ -87,7 +144,7 @@ pub struct Experts {
 pub struct Rope {
     /// The base of the frequencies.
     pub theta: f32,
-    /// The base in layers with a sliding window, if it differs (Gemma 3).
+    /// The base in layers with a sliding window, if they rotate in another way (Gemma 3, OLMo 3).
     pub window_theta: Option<f32>,
     /// How frequencies are scaled for longer contexts; not applied where `window_theta` is.
     pub scaling: RopeScaling,

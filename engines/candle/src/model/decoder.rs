@@ -15,7 +15,7 @@ use super::feed_forward::FeedForward;
 use super::kv_cache::{KvCache, LayerKv};
 use super::linear::{Linear, Matrix, WeightType};
 use super::lora::{Beside, Site};
-use super::norm::Norm;
+use super::norm::{Norm, WholeNorms};
 use super::rope::Frequencies;
 use super::weights::Weights;
 use crate::error::LoadError;
@@ -257,11 +257,16 @@ struct Stream {
 }
 
 impl Stream {
-    /// Adds the pending output, and returns the normalized sum.
-    fn normed(&mut self, norm: &Norm) -> candle_core::Result<Tensor> {
-        match self.delta.take() {
-            None => norm.forward(&self.x),
-            Some(delta) => {
+    /// Adds the pending output, and returns the sum, normalized if there is a norm.
+    fn normed(&mut self, norm: Option<&Norm>) -> candle_core::Result<Tensor> {
+        match (norm, self.delta.take()) {
+            (None, None) => Ok(self.x.clone()),
+            (None, Some(delta)) => {
+                self.x = (&self.x + delta)?;
+                Ok(self.x.clone())
+            }
+            (Some(norm), None) => norm.forward(&self.x),
+            (Some(norm), Some(delta)) => {
                 let (x, normed) = norm.add_forward(&self.x, &delta)?;
                 self.x = x;
                 Ok(normed)
@@ -280,12 +285,13 @@ impl Stream {
 /// One decoder block.
 #[derive(Debug)]
 struct Layer {
-    input_norm: Norm,
+    input_norm: Option<Norm>,
     qkv: Linear,
+    query_key_norms: Option<WholeNorms>,
     attention: Attention,
     output: Linear,
     attention_post_norm: Option<Norm>,
-    feed_forward_norm: Norm,
+    feed_forward_norm: Option<Norm>,
     feed_forward: Block,
     feed_forward_post_norm: Option<Norm>,
 }
@@ -325,14 +331,17 @@ impl Layer {
         batch: &StepBatch,
         beside: Beside<'_>,
     ) -> candle_core::Result<()> {
-        let x = stream.normed(&self.input_norm)?;
+        let x = stream.normed(self.input_norm.as_ref())?;
         let qkv = beside.add(Site::Qkv, &x, self.qkv.forward(&x)?)?;
+        let qkv = match &self.query_key_norms {
+            Some(norms) => norms.forward(&qkv)?,
+            None => qkv,
+        };
         let attended = self.attention.forward(&qkv, step, kv, batch)?;
         let output = beside.add(Site::Output, &attended, self.output.forward(&attended)?)?;
         stream.delta = Some(post(self.attention_post_norm.as_ref(), output)?);
-        let fed = self
-            .feed_forward
-            .forward(&stream.normed(&self.feed_forward_norm)?, beside)?;
+        let x = stream.normed(self.feed_forward_norm.as_ref())?;
+        let fed = self.feed_forward.forward(&x, beside)?;
         stream.delta = Some(post(self.feed_forward_post_norm.as_ref(), fed)?);
         Ok(())
     }

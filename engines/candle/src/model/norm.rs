@@ -13,6 +13,30 @@ pub(super) struct Norm {
     eps: f32,
 }
 
+/// Normalizes the queries of all heads together, and the keys likewise.
+#[derive(Debug)]
+pub(super) struct WholeNorms {
+    /// As wide as all queries of a row.
+    pub(super) queries: Norm,
+    /// As wide as all keys of a row.
+    pub(super) keys: Norm,
+}
+
+impl WholeNorms {
+    /// Normalizes `qkv`, the projections of rows to queries, keys and values, one beside the other.
+    pub(super) fn forward(&self, qkv: &Tensor) -> Result<Tensor> {
+        let queries = self.queries.weight.elem_count();
+        let keys = self.keys.weight.elem_count();
+        let part = |start, width| qkv.narrow(D::Minus1, start, width)?.contiguous();
+        let parts = [
+            self.queries.forward(&part(0, queries)?)?,
+            self.keys.forward(&part(queries, keys)?)?,
+            part(queries + keys, keys)?,
+        ];
+        Tensor::cat(&parts, D::Minus1)?.contiguous()
+    }
+}
+
 impl Norm {
     /// `offset` is added to every weight.
     pub(super) fn try_new(weight: &Tensor, offset: f32, eps: f64) -> Result<Self> {

@@ -15,7 +15,7 @@ use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
 /// Reference models of plain weights. GGUF files cannot hold the last one.
-pub(crate) const MODELS: [&str; 16] = [
+pub(crate) const MODELS: [&str; 18] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -31,6 +31,8 @@ pub(crate) const MODELS: [&str; 16] = [
     "phi3",
     "phi4-mini",
     "smollm3",
+    "olmo2",
+    "olmo3",
     "gpt-oss-bf16",
 ];
 

@@ -101,6 +101,18 @@ MODELS = {
             ),
         ),
     ),
+    "olmo2": ("olmo2", dict(num_attention_heads=6)),
+    "olmo3": (
+        "olmo3",
+        dict(
+            sliding_window=8,
+            num_hidden_layers=5,
+            rope=dict(
+                full_attention=YARN,
+                sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+            ),
+        ),
+    ),
     "smollm3": ("smollm3", dict(num_hidden_layers=4, tie_word_embeddings=True)),
 }
 # Lengths around the block size, the windows and the scaled context.

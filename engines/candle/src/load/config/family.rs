@@ -1,6 +1,7 @@
 //! The supported families, and what is particular to their configurations: what they leave out, and what they always have.
 
 use crate::load::checkout::Naming;
+use crate::model::config::{BlockNorms, QueryKeyNorm};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
@@ -13,12 +14,14 @@ pub(super) enum Family {
     Gemma2,
     Gemma3,
     Phi3,
+    Olmo2,
+    Olmo3,
     SmolLm3,
     GptOss,
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 11] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 13] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -28,6 +31,8 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 11] = [
     ("Gemma2ForCausalLM", Family::Gemma2, "gemma2"),
     ("Gemma3ForCausalLM", Family::Gemma3, "gemma3"),
     ("Phi3ForCausalLM", Family::Phi3, "phi3"),
+    ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
+    ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
     ("GptOssForCausalLM", Family::GptOss, "gpt-oss"),
 ];
@@ -48,8 +53,10 @@ pub(super) struct Facts {
     pub(super) output_bias: Bias,
     /// Those of the feed-forward block; the key is `mlp_bias`.
     pub(super) mlp_bias: Bias,
-    pub(super) has_qk_norm: bool,
+    pub(super) query_key_norm: QueryKeyNorm,
+    pub(super) block_norms: BlockNorms,
     pub(super) windows: Windows,
+    pub(super) window_theta: WindowTheta,
     /// The defaults of the numbers of experts per layer and per token; `None` for families without experts.
     pub(super) experts: Option<(usize, usize)>,
 }
@@ -87,6 +94,17 @@ pub(super) enum Windows {
     },
 }
 
+/// How layers with a window rotate.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WindowTheta {
+    /// As all others.
+    Same,
+    /// Without the scaling of the others.
+    Unscaled,
+    /// As [`Self::Unscaled`], with this base unless the file has one.
+    Own(f64),
+}
+
 /// Llama's.
 const USUAL: Facts = Facts {
     naming: Naming::Usual,
@@ -97,8 +115,10 @@ const USUAL: Facts = Facts {
     qkv_bias: Bias::ByDefault(false),
     output_bias: Bias::ByDefault(false),
     mlp_bias: Bias::Always(false),
-    has_qk_norm: false,
+    query_key_norm: QueryKeyNorm::None,
+    block_norms: BlockNorms::Inputs,
     windows: Windows::Never,
+    window_theta: WindowTheta::Same,
     experts: None,
 };
 
@@ -139,12 +159,12 @@ impl Family {
             },
             Self::Qwen3 => Facts {
                 head_dim: Some(128),
-                has_qk_norm: true,
+                query_key_norm: QueryKeyNorm::Heads,
                 windows: Windows::IfSaid,
                 ..USUAL
             },
             Self::Qwen3Moe => Facts {
-                has_qk_norm: true,
+                query_key_norm: QueryKeyNorm::Heads,
                 windows: Windows::IfSaid,
                 experts: Some((128, 8)),
                 ..USUAL
@@ -152,6 +172,7 @@ impl Family {
             Self::Gemma2 => Facts {
                 head_dim: Some(256),
                 is_tied: true,
+                block_norms: BlockNorms::Both,
                 windows: Windows::Usual {
                     size_tokens: Some(4096),
                     full_every: Some(2),
@@ -162,11 +183,13 @@ impl Family {
                 theta: 1_000_000.0,
                 head_dim: Some(256),
                 is_tied: true,
-                has_qk_norm: true,
+                query_key_norm: QueryKeyNorm::Heads,
+                block_norms: BlockNorms::Both,
                 windows: Windows::Usual {
                     size_tokens: Some(4096),
                     full_every: Some(6),
                 },
+                window_theta: WindowTheta::Own(10_000.0),
                 ..USUAL
             },
             Self::Phi3 => Facts {
@@ -179,6 +202,21 @@ impl Family {
                     full_every: None,
                 },
                 ..USUAL
+            },
+            Self::Olmo2 => Facts {
+                rms_norm_eps: 1e-5,
+                query_key_norm: QueryKeyNorm::Whole,
+                block_norms: BlockNorms::Outputs,
+                ..USUAL
+            },
+            Self::Olmo3 => Facts {
+                theta: 500_000.0,
+                windows: Windows::Usual {
+                    size_tokens: Some(4096),
+                    full_every: Some(4),
+                },
+                window_theta: WindowTheta::Unscaled,
+                ..Self::Olmo2.facts()
             },
             Self::SmolLm3 => Facts {
                 theta: 2_000_000.0,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::family::Family;
+use super::family::{Family, WindowTheta};
 use super::window::period;
 use super::{Source, single};
 use crate::error::LoadError;
@@ -23,12 +23,14 @@ impl Source<'_> {
                 .and_then(|object| object.get("rope_theta"))
                 .and_then(Value::as_f64)
         };
-        let is_gemma3 = self.family == Family::Gemma3;
         let theta = theta_of(full).or(raw.rope_theta);
         let theta = theta.unwrap_or(self.family.facts().theta);
-        let window_theta = theta_of(of_kind("sliding_attention"))
-            .or(raw.rope_local_base_freq)
-            .unwrap_or(10_000.0);
+        let of_windows = theta_of(of_kind("sliding_attention")).or(raw.rope_local_base_freq);
+        let window_theta = match self.family.facts().window_theta {
+            WindowTheta::Same => None,
+            WindowTheta::Unscaled => Some(of_windows.unwrap_or(theta)),
+            WindowTheta::Own(by_default) => Some(of_windows.unwrap_or(by_default)),
+        };
         let rotary_dim = self.rotary_dim(full)?;
         let (scaling, amplitude) = match self.scaling_object() {
             Some(object) => self.scaling(object, rotary_dim)?,
@@ -36,7 +38,7 @@ impl Source<'_> {
         };
         Ok(Rope {
             theta: single(theta),
-            window_theta: is_gemma3.then(|| single(window_theta)),
+            window_theta: window_theta.map(single),
             scaling,
             rotary_dim,
             amplitude,

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::load::tests::reference;
-use crate::model::config::{Experts, SlidingWindow};
+use crate::model::config::{BlockNorms, Experts, QueryKeyNorm, SlidingWindow};
 
 fn read_reference(name: &str) -> (ModelConfig, &'static str) {
     let path = reference(name).join("config.json");
@@ -50,6 +50,8 @@ fn every_architecture_is_read() {
         ("phi4-mini", "phi3"),
         ("smollm3", "smollm3"),
         ("qwen3-yarn", "qwen3"),
+        ("olmo2", "olmo2"),
+        ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),
     ] {
         let (config, architecture) = read_reference(name);
@@ -73,7 +75,7 @@ fn what_families_differ_in_is_told_apart() {
     let (qwen2, _) = read_reference("qwen2");
     assert!(qwen2.has_qkv_bias && !qwen2.has_output_bias && qwen2.is_tied);
     let (qwen3, _) = read_reference("qwen3");
-    assert!(qwen3.has_qk_norm && !qwen3.has_qkv_bias && !qwen3.has_post_norms);
+    assert!(!qwen3.has_qkv_bias && qwen3.query_key_norm == QueryKeyNorm::Heads);
     let (mistral, _) = read_reference("mistral");
     let window = SlidingWindow {
         size_tokens: 8,
@@ -163,7 +165,21 @@ fn gemma_has_scales_caps_and_windows() {
     assert_eq!(gemma3.window.unwrap().full_every, Some(3));
     assert_eq!(gemma3.rope.window_theta, Some(10_000.0));
     assert!((gemma3.rope.theta - 1e6).abs() < 1.0);
-    assert!(gemma3.has_qk_norm && gemma3.has_post_norms && gemma3.is_tied);
+    assert!(gemma3.is_tied && gemma3.block_norms == BlockNorms::Both);
+}
+
+#[test]
+fn olmo3_scales_the_frequencies_of_layers_without_a_window() {
+    let olmo3 = |changes: &Value| {
+        let config = json!({"architectures": ["Olmo3ForCausalLM"], "sliding_window": 64});
+        llama(&with(config, changes)).unwrap()
+    };
+    let scaling =
+        json!({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32});
+    let config = olmo3(&json!({"rope_theta": 5e5, "rope_scaling": scaling}));
+    assert_eq!(config.rope.window_theta, Some(config.rope.theta));
+    assert_eq!(config.window.unwrap().full_every, Some(4));
+    assert_eq!(config.rope, olmo3(&json!({"rope_scaling": scaling})).rope);
 }
 
 #[test]

@@ -9,16 +9,21 @@ use std::path::Path;
 use super::header::{Header, Value};
 use crate::error::LoadError;
 use crate::load::config::rope::{context_length, yarn_amplitude};
+use crate::load::config::window::period;
 use crate::load::config::{self, attention_scale};
-use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
+use crate::model::config::{
+    Activation, BlockNorms, Experts, ModelConfig, QueryKeyNorm, Rope, RopeScaling, SlidingWindow,
+};
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 9] = [
+const ARCHITECTURES: [&str; 10] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
+    "olmo2",
 ];
 
 /// The default base of rotary frequencies.
 const DEFAULT_THETA: f32 = 10_000.0;
+const WINDOW: &str = "attention.sliding_window";
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 pub(crate) const FREQUENCIES: &str = "rope_freqs.weight";
 const LONG_FREQUENCIES: &str = "rope_factors_long.weight";
@@ -188,8 +193,8 @@ pub(crate) fn read(
             None => return metadata.bad("attention.layer_norm_rms_epsilon", "missing"),
         },
         norm_weight_offset: 0.0,
-        has_qk_norm: metadata.has("blk.0.attn_q_norm.weight"),
-        has_post_norms: metadata.has("blk.0.post_attention_norm.weight"),
+        query_key_norm: query_key_norm(metadata),
+        block_norms: block_norms(metadata),
         has_qkv_bias: metadata.has("blk.0.attn_q.bias"),
         has_output_bias: metadata.has("blk.0.attn_output.bias"),
         has_mlp_bias: metadata.has("blk.0.ffn_gate.bias"),
@@ -217,6 +222,26 @@ pub(crate) fn read(
     };
     config::check(metadata.path, &config)?;
     Ok(config)
+}
+
+fn query_key_norm(metadata: Metadata<'_>) -> QueryKeyNorm {
+    if !metadata.has("blk.0.attn_q_norm.weight") {
+        QueryKeyNorm::None
+    } else if metadata.architecture == "olmo2" {
+        QueryKeyNorm::Whole
+    } else {
+        QueryKeyNorm::Heads
+    }
+}
+
+fn block_norms(metadata: Metadata<'_>) -> BlockNorms {
+    if !metadata.has("blk.0.post_attention_norm.weight") {
+        BlockNorms::Inputs
+    } else if metadata.has("blk.0.attn_norm.weight") {
+        BlockNorms::Both
+    } else {
+        BlockNorms::Outputs
+    }
 }
 
 /// The experts of a layer; `None` without experts.
@@ -333,14 +358,16 @@ fn rope(
     frequencies: Option<Vec<f32>>,
     head_dim: usize,
 ) -> Result<Rope, LoadError> {
-    let is_gemma3 = metadata.architecture == "gemma3";
+    let theta = metadata.single("rope.freq_base")?.unwrap_or(DEFAULT_THETA);
+    let of_windows = metadata.single("rope.freq_base_swa")?;
+    let has_windows = metadata.size(WINDOW)?.is_some_and(|size| size > 0);
     Ok(Rope {
-        theta: metadata.single("rope.freq_base")?.unwrap_or(DEFAULT_THETA),
-        window_theta: if is_gemma3 {
-            let given = metadata.single("rope.freq_base_swa")?;
-            Some(given.unwrap_or(DEFAULT_THETA))
-        } else {
-            None
+        theta,
+        window_theta: match metadata.architecture {
+            "gemma3" => Some(of_windows.unwrap_or(DEFAULT_THETA)),
+            // Without the scaling of the other layers.
+            "olmo2" if has_windows => Some(of_windows.unwrap_or(theta)),
+            _ => None,
         },
         scaling: match frequencies {
             Some(factors) => RopeScaling::Factors(factors),
@@ -425,19 +452,36 @@ fn scaling(metadata: Metadata<'_>) -> Result<RopeScaling, LoadError> {
 
 fn window(metadata: Metadata<'_>) -> Result<Option<SlidingWindow>, LoadError> {
     let by_default = (metadata.architecture == "gemma2").then_some(4096);
-    let size = metadata.size("attention.sliding_window")?.or(by_default);
+    let size = metadata.size(WINDOW)?.or(by_default);
     let Some(size_tokens) = size.filter(|size| *size > 0) else {
         return Ok(None);
     };
-    let full_every = match metadata.size("attention.sliding_window_pattern")? {
+    let full_every = full_every(metadata)?;
+    let window = SlidingWindow {
+        size_tokens,
+        full_every,
+    };
+    Ok((full_every != Some(1)).then_some(window))
+}
+
+/// The period of layers with full attention. Files have a number, or a list that says which layers have the window.
+fn full_every(metadata: Metadata<'_>) -> Result<Option<usize>, LoadError> {
+    let key = "attention.sliding_window_pattern";
+    if let Some(Value::Numbers(are_windowed)) = metadata.get(key) {
+        let are_full: Vec<bool> = are_windowed.iter().map(|layer| *layer == 0.0).collect();
+        return match period(&are_full) {
+            Some(every) => Ok(every),
+            None => {
+                let fix = "every nth layer must be without a window and all others with one";
+                metadata.unsupported(key, "a list without a period", fix)
+            }
+        };
+    }
+    Ok(match metadata.size(key)? {
         Some(0) => None,
         Some(period) => Some(period),
         None => usual_full_every(metadata.architecture),
-    };
-    Ok(Some(SlidingWindow {
-        size_tokens,
-        full_every,
-    }))
+    })
 }
 
 /// The default period of layers with full attention, by architecture.
@@ -445,6 +489,7 @@ pub(crate) fn usual_full_every(architecture: &str) -> Option<usize> {
     match architecture {
         "gemma2" => Some(2),
         "gemma3" => Some(6),
+        "olmo2" => Some(4),
         _ => None,
     }
 }

@@ -105,6 +105,18 @@ fn yarn_makes_the_context_longer_than_a_gguf_file_says() {
 }
 
 #[test]
+fn windows_without_a_period_are_refused() {
+    let (_folder, path) = as_gguf("olmo3", GgmlDType::F32);
+    let mut bytes = fs::read(&path).unwrap();
+    // Behind the type and the number of the list's elements.
+    let place = place_of(&bytes, "olmo2.attention.sliding_window_pattern") + 12;
+    assert_eq!(bytes[place..place + 5], [1, 1, 1, 0, 1]);
+    bytes[place] = 0;
+    fs::write(&path, bytes).unwrap();
+    assert_open_fails(&path, &["sliding_window_pattern = a list without a period"]);
+}
+
+#[test]
 fn quantized_files_answer_as_weights_quantized_at_load_do() {
     for quantization in Quantization::ALL {
         if quantization == Quantization::None {

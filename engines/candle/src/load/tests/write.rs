@@ -246,7 +246,15 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     }
     if let Some(window) = config.window {
         own.push(("attention.sliding_window", size(window.size_tokens)));
-        if window.full_every != usual_full_every(architecture) {
+        if architecture == "olmo2" {
+            let is_windowed = |layer: usize| {
+                let full_every = window.full_every;
+                full_every.is_none_or(|every| !(layer + 1).is_multiple_of(every))
+            };
+            let layers = (0..config.num_layers).map(|layer| Entry::Bool(is_windowed(layer)));
+            let list = Entry::Array(layers.collect());
+            own.push(("attention.sliding_window_pattern", list));
+        } else if window.full_every != usual_full_every(architecture) {
             let period = size(window.full_every.unwrap_or(0));
             own.push(("attention.sliding_window_pattern", period));
         }

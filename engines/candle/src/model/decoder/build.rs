@@ -6,11 +6,11 @@ use genset_kernels::{AttentionHeads, Direction, WeightMemory};
 use super::{Block, Layer, Model, SlowMatrix};
 use crate::error::LoadError;
 use crate::model::attention::{Attention, Sinks};
-use crate::model::config::{Experts, ModelConfig};
+use crate::model::config::{BlockNorms, Experts, ModelConfig, QueryKeyNorm};
 use crate::model::experts::ExpertMixture;
 use crate::model::feed_forward::FeedForward;
 use crate::model::linear::{Linear, Matrix};
-use crate::model::norm::Norm;
+use crate::model::norm::{Norm, WholeNorms};
 use crate::model::rope::Frequencies;
 use crate::model::weights::Weights;
 
@@ -100,26 +100,42 @@ impl<'a> Builder<'a> {
         let config = self.config;
         let name = |tail: &str| format!("model.layers.{index}.{tail}");
         let hidden = config.hidden_size;
-        let input_norm = self.norm(&name("input_layernorm.weight"), hidden)?;
+        let input_norm = if config.block_norms.has_inputs() {
+            Some(self.norm(&name("input_layernorm.weight"), hidden)?)
+        } else {
+            None
+        };
         let qkv = self.qkv(index)?;
+        let query_key_norms = self.query_key_norms(index, QueryKeyNorm::Whole)?;
+        let query_key_norms = query_key_norms.map(|(queries, keys)| WholeNorms { queries, keys });
         let attention = self.attention(index)?;
         let q_width = config.num_heads * config.head_dim;
         let o_proj = (name("self_attn.o_proj"), hidden, q_width);
         let output = self.projections(&[o_proj], config.has_output_bias)?;
-        // Gemma 2 and 3 use this name for the norm after attention; others for the norm before the feed-forward block.
+        // If outputs are normalized, this is the name of the norm after attention; else of the norm before the feed-forward block.
         let after_attention = self.norm(&name("post_attention_layernorm.weight"), hidden)?;
+        let (before, after) = (
+            name("pre_feedforward_layernorm.weight"),
+            name("post_feedforward_layernorm.weight"),
+        );
         let (attention_post_norm, feed_forward_norm, feed_forward_post_norm) =
-            if config.has_post_norms {
-                let before = self.norm(&name("pre_feedforward_layernorm.weight"), hidden)?;
-                let after = self.norm(&name("post_feedforward_layernorm.weight"), hidden)?;
-                (Some(after_attention), before, Some(after))
-            } else {
-                (None, after_attention, None)
+            match config.block_norms {
+                BlockNorms::Inputs => (None, Some(after_attention), None),
+                BlockNorms::Outputs => {
+                    let after = self.norm(&after, hidden)?;
+                    (Some(after_attention), None, Some(after))
+                }
+                BlockNorms::Both => {
+                    let before = self.norm(&before, hidden)?;
+                    let after = self.norm(&after, hidden)?;
+                    (Some(after_attention), Some(before), Some(after))
+                }
             };
         let feed_forward = self.block(index)?;
         Ok(Layer {
             input_norm,
             qkv,
+            query_key_norms,
             attention,
             output,
             attention_post_norm,
@@ -146,13 +162,7 @@ impl<'a> Builder<'a> {
     fn attention(&mut self, index: usize) -> Result<Attention> {
         let config = self.config;
         let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}");
-        let (query_norm, key_norm) = if config.has_qk_norm {
-            let query = self.norm(&name("q_norm.weight"), config.head_dim)?;
-            let key = self.norm(&name("k_norm.weight"), config.head_dim)?;
-            (Some(query), Some(key))
-        } else {
-            (None, None)
-        };
+        let (query_norm, key_norm) = self.query_key_norms(index, QueryKeyNorm::Heads)?.unzip();
         let window = config.window.filter(|window| {
             window
                 .full_every
@@ -173,6 +183,22 @@ impl<'a> Builder<'a> {
             rotation: self.rotation(index, window.is_some()),
             sinks: self.sinks(name("sinks"))?,
         })
+    }
+
+    /// The norms of queries and keys, if they are of this kind.
+    fn query_key_norms(
+        &mut self,
+        index: usize,
+        kind: QueryKeyNorm,
+    ) -> Result<Option<(Norm, Norm)>> {
+        let config = self.config;
+        if config.query_key_norm != kind {
+            return Ok(None);
+        }
+        let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}.weight");
+        let query = self.norm(&name("q_norm"), config.query_norm_width())?;
+        let key = self.norm(&name("k_norm"), config.key_norm_width())?;
+        Ok(Some((query, key)))
     }
 
     fn sinks(&mut self, name: String) -> Result<Option<Sinks>> {
