@@ -3,11 +3,18 @@
 use super::place::{ExpertName, Fused, PartOf, Place, of_layer, row_order};
 use crate::model::config::ModelConfig;
 
-/// Phi-3's matrices of several projections.
-const PHI3: Fused = Fused {
+/// The matrices of several projections: Phi-3 has both, GLM the second.
+const FUSED: Fused = Fused {
     qkv: "self_attn.qkv_proj",
     gate_up: "mlp.gate_up_proj",
 };
+
+/// The norms of GLM-4: the decoder's names, and its own.
+const GLM4_NORMS: [(&str, &str); 3] = [
+    ("post_attention_layernorm", "post_self_attn_layernorm"),
+    ("pre_feedforward_layernorm", "post_attention_layernorm"),
+    ("post_feedforward_layernorm", "post_mlp_layernorm"),
+];
 
 /// How a family's checkouts differ from the names that the decoder uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +25,8 @@ pub(crate) enum Naming {
     Mixtral,
     /// Phi-3's: projections of one input are one matrix.
     Phi3,
+    /// GLM's: both products of the feed-forward block's input are one matrix, and GLM-4 has other names of norms.
+    Glm,
     /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up alternate.
     GptOss,
 }
@@ -28,7 +37,8 @@ impl Naming {
         let place = match self {
             Self::Usual => Place::whole(name.to_owned()),
             Self::Mixtral => Place::whole(mixtral(name)),
-            Self::Phi3 => phi3(name, config),
+            Self::Phi3 => fused(name, config).unwrap_or_else(|| Place::whole(name.to_owned())),
+            Self::Glm => glm(name, config),
             Self::GptOss => gpt_oss(name, config),
         };
         Place {
@@ -38,15 +48,29 @@ impl Naming {
     }
 }
 
-fn phi3(name: &str, config: &ModelConfig) -> Place {
-    let fused = of_layer(name).and_then(|(layer, module, kind)| {
-        let (own, part) = PHI3.part(module, config)?;
-        Some(Place {
-            part: Some(part),
-            ..Place::whole(format!("model.layers.{layer}.{own}.{kind}"))
-        })
+/// The place of a projection in the matrix of several; `None` for other tensors.
+fn fused(name: &str, config: &ModelConfig) -> Option<Place> {
+    let (layer, module, kind) = of_layer(name)?;
+    let (own, part) = FUSED.part(module, config)?;
+    Some(Place {
+        part: Some(part),
+        ..Place::whole(format!("model.layers.{layer}.{own}.{kind}"))
+    })
+}
+
+fn glm(name: &str, config: &ModelConfig) -> Place {
+    if name.contains(".mlp.")
+        && let Some(place) = fused(name, config)
+    {
+        return place;
+    }
+    let renamed = of_layer(name).and_then(|(layer, module, kind)| {
+        let mut known = GLM4_NORMS.iter();
+        let (_, own) = known.find(|(ours, _)| *ours == module)?;
+        Some(format!("model.layers.{layer}.{own}.{kind}"))
     });
-    fused.unwrap_or_else(|| Place::whole(name.to_owned()))
+    let renamed = renamed.filter(|_| config.block_norms.has_outputs());
+    Place::whole(renamed.unwrap_or_else(|| name.to_owned()))
 }
 
 fn gpt_oss(name: &str, config: &ModelConfig) -> Place {

@@ -97,8 +97,8 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
     }
     let is_paired = matches!(architecture, "llama" | "smollm3" | "mistral3");
     let rows = row_order(name, config, is_paired);
-    if architecture == "phi3"
-        && let Some((layer, module, kind)) = of_layer(name)
+    if let Some((layer, module, kind)) = of_layer(name)
+        && (architecture == "phi3" || architecture == "glm4" && module.starts_with("mlp."))
         && let Some((own, part)) = names::FUSED.part(module, config)
     {
         return Some(Place {

@@ -67,7 +67,8 @@ impl Place {
     }
 }
 
-/// The order of a tensor's rows in files. Queries and keys have heads; `is_paired` tells how their rows rotate.
+/// The order of a tensor's rows in files. Queries and keys have heads; `is_paired` tells that their rows rotate in pairs though
+/// those of the family's checkouts do not.
 pub(crate) fn row_order(name: &str, config: &ModelConfig, is_paired: bool) -> RowOrder {
     let is_rotated = [".q_proj.", ".k_proj."]
         .iter()
@@ -78,7 +79,7 @@ pub(crate) fn row_order(name: &str, config: &ModelConfig, is_paired: bool) -> Ro
     let rows = HeadRows {
         head_dim: config.head_dim,
         rotary_dim: config.rope.rotary_dim,
-        is_paired,
+        is_paired: is_paired || config.rope.is_paired,
     };
     rows.order()
 }

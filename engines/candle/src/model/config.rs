@@ -103,7 +103,7 @@ pub enum BlockNorms {
     Inputs,
     /// The outputs of both, before they are added to the residual stream (OLMo 2 and 3).
     Outputs,
-    /// Inputs and outputs (Gemma 2 and 3).
+    /// Inputs and outputs (Gemma 2 and 3, GLM-4).
     Both,
 }
 
@@ -152,6 +152,8 @@ pub struct Rope {
     pub rotary_dim: usize,
     /// The factor of the rotated dimensions of queries and keys: the attention factor of YaRN and LongRoPE, else 1.
     pub amplitude: f32,
+    /// Whether checkouts have rows `2j` and `2j + 1` of a head as partners (GLM).
+    pub is_paired: bool,
     /// The period of layers without rotation (SmolLM3): layer `i` if `(i + 1) % n == 0`.
     pub still_every: Option<usize>,
 }

@@ -190,6 +190,7 @@ mod tests {
             scaling: RopeScaling::None,
             rotary_dim: 4,
             amplitude: 2.0,
+            is_paired: false,
             still_every: None,
         };
         let turns = Frequencies::full(&rope, 8).turns(&[0, 5]);

@@ -14,8 +14,8 @@ use crate::load::tests::reference;
 use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-/// Reference models of plain weights. GGUF files cannot hold the last one.
-pub(crate) const MODELS: [&str; 18] = [
+/// Reference models of plain weights. GGUF files cannot hold the last two.
+pub(crate) const MODELS: [&str; 20] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -33,6 +33,8 @@ pub(crate) const MODELS: [&str; 18] = [
     "smollm3",
     "olmo2",
     "olmo3",
+    "glm4",
+    "glm",
     "gpt-oss-bf16",
 ];
 

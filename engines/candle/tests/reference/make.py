@@ -101,6 +101,8 @@ MODELS = {
             ),
         ),
     ),
+    "glm": ("glm", dict()),
+    "glm4": ("glm4", dict()),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

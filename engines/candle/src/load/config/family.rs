@@ -14,6 +14,8 @@ pub(super) enum Family {
     Gemma2,
     Gemma3,
     Phi3,
+    Glm,
+    Glm4,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -21,7 +23,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 13] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 15] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -31,6 +33,8 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 13] = [
     ("Gemma2ForCausalLM", Family::Gemma2, "gemma2"),
     ("Gemma3ForCausalLM", Family::Gemma3, "gemma3"),
     ("Phi3ForCausalLM", Family::Phi3, "phi3"),
+    ("GlmForCausalLM", Family::Glm, "chatglm"),
+    ("Glm4ForCausalLM", Family::Glm4, "glm4"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -46,6 +50,10 @@ pub(super) struct Facts {
     pub(super) theta: f64,
     /// `None` if it is the hidden size divided by the number of heads.
     pub(super) head_dim: Option<usize>,
+    /// The default; `None` if all dimensions of a head rotate.
+    pub(super) partial_rotary_factor: Option<f64>,
+    /// Whether rows `2j` and `2j + 1` of a head rotate together.
+    pub(super) is_paired: bool,
     pub(super) is_tied: bool,
     /// The biases of the projections to queries, keys and values; the key is `attention_bias`.
     pub(super) qkv_bias: Bias,
@@ -111,6 +119,8 @@ const USUAL: Facts = Facts {
     rms_norm_eps: 1e-6,
     theta: 10_000.0,
     head_dim: None,
+    partial_rotary_factor: None,
+    is_paired: false,
     is_tied: false,
     qkv_bias: Bias::ByDefault(false),
     output_bias: Bias::ByDefault(false),
@@ -195,6 +205,7 @@ impl Family {
             Self::Phi3 => Facts {
                 naming: Naming::Phi3,
                 rms_norm_eps: 1e-5,
+                partial_rotary_factor: Some(1.0),
                 qkv_bias: Bias::Always(false),
                 output_bias: Bias::Always(false),
                 windows: Windows::Usual {
@@ -202,6 +213,20 @@ impl Family {
                     full_every: None,
                 },
                 ..USUAL
+            },
+            Self::Glm => Facts {
+                naming: Naming::Glm,
+                rms_norm_eps: 1.5625e-7,
+                head_dim: Some(128),
+                partial_rotary_factor: Some(0.5),
+                is_paired: true,
+                qkv_bias: Bias::ByDefault(true),
+                output_bias: Bias::Always(false),
+                ..USUAL
+            },
+            Self::Glm4 => Facts {
+                block_norms: BlockNorms::Both,
+                ..Self::Glm.facts()
             },
             Self::Olmo2 => Facts {
                 rms_norm_eps: 1e-5,

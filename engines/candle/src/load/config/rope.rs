@@ -42,6 +42,7 @@ impl Source<'_> {
             scaling,
             rotary_dim,
             amplitude,
+            is_paired: self.family.facts().is_paired,
             still_every: self.still_every()?,
         })
     }
@@ -90,13 +91,15 @@ impl Source<'_> {
     fn rotary_dim(&self, parameters: Option<&Value>) -> Result<usize, LoadError> {
         const KEY: &str = "partial_rotary_factor";
         let in_parameters = parameters.and_then(|object| object.get(KEY)?.as_f64());
+        let by_default = self.family.facts().partial_rotary_factor;
         let factor = self.raw.partial_rotary_factor.or(in_parameters);
+        let factor = factor.or(by_default);
         let head_dim = self.head_dim();
         let factor = factor.filter(|factor| (factor - 1.0).abs() > f64::EPSILON);
         let Some(factor) = factor else {
             return Ok(head_dim);
         };
-        if self.family != Family::Phi3 {
+        if by_default.is_none() {
             return self.unsupported(KEY, factor, "it must be 1");
         }
         let dim = turning(head_dim, factor);

@@ -50,6 +50,8 @@ fn every_architecture_is_read() {
         ("phi4-mini", "phi3"),
         ("smollm3", "smollm3"),
         ("qwen3-yarn", "qwen3"),
+        ("glm", "chatglm"),
+        ("glm4", "glm4"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),

@@ -16,9 +16,9 @@ use crate::model::config::{
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 10] = [
+const ARCHITECTURES: [&str; 11] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
-    "olmo2",
+    "olmo2", "glm4",
 ];
 
 /// The default base of rotary frequencies.
@@ -163,6 +163,13 @@ pub(crate) fn read(
     let key = "attention.temperature_scale";
     if let Some(scale) = metadata.float(key)?.filter(|scale| *scale != 0.0) {
         return metadata.unsupported(key, scale, "it must be 0; Ministral 3 has it");
+    }
+    if let Some(layers @ 1..) = metadata.size("nextn_predict_layers")? {
+        return metadata.unsupported("nextn_predict_layers", layers, "it must be 0");
+    }
+    let key = "rope.dimension_sections";
+    if metadata.get(key).is_some() {
+        return metadata.unsupported(key, "a list", "models that take images have it");
     }
     let experts = experts(metadata)?;
     let hidden_size = metadata.required_size("embedding_length")?;
@@ -341,7 +348,7 @@ fn query_scale(
 fn rotary_dim(metadata: Metadata<'_>, head_dim: usize) -> Result<usize, LoadError> {
     let key = "rope.dimension_count";
     match metadata.size(key)? {
-        Some(value) if value != head_dim && metadata.architecture != "phi3" => {
+        Some(value) if value != head_dim && !matches!(metadata.architecture, "phi3" | "glm4") => {
             metadata.unsupported(key, value, "it must be as wide as a head")
         }
         Some(value) if value == 0 || value > head_dim || !value.is_multiple_of(2) => {
@@ -375,6 +382,7 @@ fn rope(
         },
         rotary_dim: rotary_dim(metadata, head_dim)?,
         amplitude: amplitude(metadata)?,
+        is_paired: metadata.architecture == "glm4",
         still_every: usual_still_every(metadata.architecture),
     })
 }

@@ -24,7 +24,8 @@ const MODULES: [(&str, &str); 11] = [
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Matrices of several projections in phi3 files: the second one has both products of the feed-forward block.
+/// Matrices of several projections: phi3 files have both, glm4 files the second, which has both products of the feed-forward
+/// block's input.
 pub(crate) const FUSED: Fused = Fused {
     qkv: "attn_qkv",
     gate_up: "ffn_up",

@@ -207,6 +207,7 @@ mod tests {
             scaling: RopeScaling::None,
             rotary_dim: 4,
             amplitude: 1.0,
+            is_paired: false,
             still_every: None,
         };
         let of = PlanFor {

@@ -99,6 +99,7 @@ fn rope(head_dim: usize) -> Rope {
         scaling: RopeScaling::None,
         rotary_dim: head_dim / 4 * 2,
         amplitude: 1.5,
+        is_paired: false,
         still_every: None,
     }
 }
