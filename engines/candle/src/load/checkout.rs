@@ -9,6 +9,12 @@ const FUSED: Fused = Fused {
     gate_up: "mlp.gate_up_proj",
 };
 
+/// The matrix of both products of the feed-forward block's input in Granite 4.
+const GRANITE4: Fused = Fused {
+    qkv: FUSED.qkv,
+    gate_up: "shared_mlp.input_linear",
+};
+
 /// The norms of GLM-4: the decoder's names, and its own.
 const GLM4_NORMS: [(&str, &str); 3] = [
     ("post_attention_layernorm", "post_self_attn_layernorm"),
@@ -27,6 +33,8 @@ pub(crate) enum Naming {
     Phi3,
     /// GLM's: both products of the feed-forward block's input are one matrix, and GLM-4 has other names of norms.
     Glm,
+    /// Granite 4's: the feed-forward block is called as the shared expert of its models with experts.
+    Granite4,
     /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up alternate.
     GptOss,
 }
@@ -37,8 +45,9 @@ impl Naming {
         let place = match self {
             Self::Usual => Place::whole(name.to_owned()),
             Self::Mixtral => Place::whole(mixtral(name)),
-            Self::Phi3 => fused(name, config).unwrap_or_else(|| Place::whole(name.to_owned())),
+            Self::Phi3 => fused(name, config, FUSED).unwrap_or_else(|| Place::whole(name.to_owned())),
             Self::Glm => glm(name, config),
+            Self::Granite4 => granite4(name, config),
             Self::GptOss => gpt_oss(name, config),
         };
         Place {
@@ -49,19 +58,28 @@ impl Naming {
 }
 
 /// The place of a projection in the matrix of several; `None` for other tensors.
-fn fused(name: &str, config: &ModelConfig) -> Option<Place> {
+fn fused(name: &str, config: &ModelConfig, names: Fused) -> Option<Place> {
     let (layer, module, kind) = of_layer(name)?;
-    let (own, part) = FUSED.part(module, config)?;
+    let (own, part) = names.part(module, config)?;
     Some(Place {
         part: Some(part),
         ..Place::whole(format!("model.layers.{layer}.{own}.{kind}"))
     })
 }
 
+/// As [`fused`], for the feed-forward block only.
+fn fused_gate_up(name: &str, config: &ModelConfig, names: Fused) -> Option<Place> {
+    fused(name, config, names).filter(|_| name.contains(".mlp."))
+}
+
+fn granite4(name: &str, config: &ModelConfig) -> Place {
+    fused_gate_up(name, config, GRANITE4).unwrap_or_else(|| {
+        Place::whole(name.replace(".mlp.down_proj.", ".shared_mlp.output_linear."))
+    })
+}
+
 fn glm(name: &str, config: &ModelConfig) -> Place {
-    if name.contains(".mlp.")
-        && let Some(place) = fused(name, config)
-    {
+    if let Some(place) = fused_gate_up(name, config, FUSED) {
         return place;
     }
     let renamed = of_layer(name).and_then(|(layer, module, kind)| {

@@ -66,6 +66,12 @@ struct Raw {
     no_rope_layer_interval: Option<usize>,
     swiglu_alpha: Option<f64>,
     swiglu_limit: Option<f64>,
+    embedding_multiplier: Option<f64>,
+    attention_multiplier: Option<f64>,
+    residual_multiplier: Option<f64>,
+    logits_scaling: Option<f64>,
+    shared_intermediate_size: Option<usize>,
+    position_embedding_type: Option<String>,
 }
 
 /// Distinguishes a key that is `null` (`Some(None)`) from a missing one.
@@ -153,6 +159,8 @@ impl Source<'_> {
             // The width inside one expert, if there are experts.
             intermediate_size: if family == Family::Qwen3Moe {
                 raw.moe_intermediate_size.unwrap_or(768)
+            } else if family == Family::Granite4 {
+                raw.shared_intermediate_size.unwrap_or(1024)
             } else {
                 raw.intermediate_size
             },
@@ -175,6 +183,8 @@ impl Source<'_> {
             window: self.window()?,
             attention_scale: if family.is_gemma() {
                 single(raw.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5))
+            } else if family.is_granite() {
+                single(raw.attention_multiplier.unwrap_or(1.0))
             } else {
                 attention_scale(head_dim)
             },
@@ -183,10 +193,18 @@ impl Source<'_> {
             embedding_scale: if family.is_gemma() {
                 embedding_scale(raw.hidden_size)
             } else {
-                1.0
+                self.granite_factor(raw.embedding_multiplier)
             },
+            residual_scale: self.granite_factor(raw.residual_multiplier),
+            logit_scale: self.granite_factor(raw.logits_scaling).recip(),
             is_tied: raw.tie_word_embeddings.unwrap_or(facts.is_tied),
         })
+    }
+
+    /// A factor that only Granite has.
+    fn granite_factor(&self, given: Option<f64>) -> f32 {
+        let given = given.filter(|_| self.family.is_granite());
+        given.map_or(1.0, single)
     }
 
     fn unsupported<T>(
@@ -219,7 +237,32 @@ impl Source<'_> {
         if self.raw.use_bidirectional_attention == Some(true) {
             return self.unsupported("use_bidirectional_attention", true, "it must be false");
         }
+        if self.family == Family::Granite4 {
+            self.refuse_hybrids()?;
+        }
         Ok(())
+    }
+
+    /// Of Granite 4, the decoder computes those with attention in each layer and without experts.
+    fn refuse_hybrids(&self) -> Result<(), LoadError> {
+        let raw = &self.raw;
+        let is_attention = |kind: &&String| matches!(kind.as_str(), "attention" | "full_attention");
+        let types = raw.layer_types.as_deref().unwrap_or_default();
+        let other = types.iter().find(|kind| !is_attention(kind));
+        if other.is_some() || types.is_empty() {
+            let other = other.map_or("(not given)", String::as_str);
+            return self.unsupported("layer_types", other, "all must be attention");
+        }
+        let experts = raw.num_local_experts.unwrap_or(8);
+        if experts > 0 {
+            return self.unsupported("num_local_experts", experts, "it must be 0");
+        }
+        let positions = raw.position_embedding_type.as_deref();
+        if positions == Some("rope") {
+            return Ok(());
+        }
+        let positions = positions.unwrap_or("null");
+        self.unsupported("position_embedding_type", positions, "it must be rope")
     }
 
     fn head_dim(&self) -> usize {
@@ -312,6 +355,17 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
             "head size",
             format!("is {}; it must be even", config.head_dim),
         );
+    }
+    let factors = [
+        ("factor of attention scores", config.attention_scale),
+        ("factor of embeddings", config.embedding_scale),
+        ("factor of residuals", config.residual_scale),
+        ("factor of logits", config.logit_scale),
+    ];
+    for (name, factor) in factors {
+        if !factor.is_finite() || factor <= 0.0 {
+            return bad(name, format!("is {factor}; it must be above 0"));
+        }
     }
     if !(f64::MIN_POSITIVE..1.0).contains(&config.rms_norm_eps) {
         return bad("rms_norm_eps", format!("is {}", config.rms_norm_eps));

@@ -47,14 +47,18 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// Layers that attend only to the last tokens; `None` if all layers attend to everything.
     pub window: Option<SlidingWindow>,
-    /// The factor of scores; `1 / sqrt(head_dim)` unless the model overrides it.
+    /// The factor of attention scores; `1 / sqrt(head_dim)` unless the model overrides it.
     pub attention_scale: f32,
     /// `cap * tanh(score / cap)` of attention scores (Gemma 2).
     pub attention_softcap: Option<f32>,
     /// `cap * tanh(logit / cap)` of logits (Gemma 2).
     pub logit_softcap: Option<f32>,
-    /// The factor of token embeddings: `sqrt(hidden_size)` in Gemma, else 1.
+    /// The factor of token embeddings: `sqrt(hidden_size)` in Gemma, Granite's own, else 1.
     pub embedding_scale: f32,
+    /// The factor of attention and feed-forward outputs before they are added: Granite's own, else 1.
+    pub residual_scale: f32,
+    /// The factor of logits: Granite's own, else 1.
+    pub logit_scale: f32,
     /// Whether the output matrix is the token embedding.
     pub is_tied: bool,
 }

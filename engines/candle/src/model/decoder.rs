@@ -29,6 +29,7 @@ pub struct Model {
     norm: Norm,
     /// The output matrix.
     output: Linear,
+    logit_scale: f32,
     logit_softcap: Option<f32>,
     /// The frequencies of all kinds of layers.
     frequencies: Vec<Frequencies>,
@@ -162,15 +163,7 @@ impl Model {
 
     fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
         let x = self.embedding.rows(tokens, &self.device, self.dtype())?;
-        self.scale_embedding(x)
-    }
-
-    fn scale_embedding(&self, x: Tensor) -> candle_core::Result<Tensor> {
-        if self.embedding_scale == 1.0 {
-            Ok(x)
-        } else {
-            x.affine(f64::from(self.embedding_scale), 0.0)
-        }
+        scaled(x, self.embedding_scale)
     }
 
     fn logits(&self, hidden: &Tensor, batch: &StepBatch) -> candle_core::Result<Tensor> {
@@ -193,6 +186,7 @@ impl Model {
             .output
             .forward(&self.norm.forward(&hidden)?)?
             .to_dtype(DType::F32)?;
+        let logits = scaled(logits, self.logit_scale)?;
         match self.logit_softcap {
             Some(cap) => logits
                 .affine(1.0 / f64::from(cap), 0.0)?
@@ -228,7 +222,10 @@ impl Model {
         kv: &mut KvCache,
         batch: &StepBatch,
     ) -> candle_core::Result<Tensor> {
-        let x = self.scale_embedding(self.embedding.rows_of(tokens, self.dtype())?)?;
+        let x = scaled(
+            self.embedding.rows_of(tokens, self.dtype())?,
+            self.embedding_scale,
+        )?;
         let hidden = self.through_layers(x, &Step::Plan(plan), kv, batch)?;
         self.logits(&hidden, batch)
     }
@@ -294,6 +291,7 @@ struct Layer {
     feed_forward_norm: Option<Norm>,
     feed_forward: Block,
     feed_forward_post_norm: Option<Norm>,
+    residual_scale: f32,
 }
 
 /// The part of a layer after attention.
@@ -339,17 +337,27 @@ impl Layer {
         };
         let attended = self.attention.forward(&qkv, step, kv, batch)?;
         let output = beside.add(Site::Output, &attended, self.output.forward(&attended)?)?;
-        stream.delta = Some(post(self.attention_post_norm.as_ref(), output)?);
+        stream.delta = Some(self.post(self.attention_post_norm.as_ref(), output)?);
         let x = stream.normed(self.feed_forward_norm.as_ref())?;
         let fed = self.feed_forward.forward(&x, beside)?;
-        stream.delta = Some(post(self.feed_forward_post_norm.as_ref(), fed)?);
+        stream.delta = Some(self.post(self.feed_forward_post_norm.as_ref(), fed)?);
         Ok(())
+    }
+
+    /// An output as it is added to the residual stream.
+    fn post(&self, norm: Option<&Norm>, x: Tensor) -> candle_core::Result<Tensor> {
+        let x = match norm {
+            Some(norm) => norm.forward(&x)?,
+            None => x,
+        };
+        scaled(x, self.residual_scale)
     }
 }
 
-fn post(norm: Option<&Norm>, x: Tensor) -> candle_core::Result<Tensor> {
-    match norm {
-        Some(norm) => norm.forward(&x),
-        None => Ok(x),
+fn scaled(x: Tensor, factor: f32) -> candle_core::Result<Tensor> {
+    if factor == 1.0 {
+        Ok(x)
+    } else {
+        x.affine(f64::from(factor), 0.0)
     }
 }

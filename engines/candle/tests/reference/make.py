@@ -43,6 +43,13 @@ YARN = dict(
     original_max_position_embeddings=64,
     rope_theta=10000.0,
 )
+GRANITE = dict(
+    embedding_multiplier=3.0,
+    attention_multiplier=0.1,
+    residual_multiplier=0.22,
+    logits_scaling=4.0,
+    tie_word_embeddings=True,
+)
 MODELS = {
     "llama": ("llama", dict()),
     "llama3": ("llama", dict(rope=dict(LLAMA3, rope_theta=500000.0), tie_word_embeddings=True)),
@@ -103,6 +110,18 @@ MODELS = {
     ),
     "glm": ("glm", dict()),
     "glm4": ("glm4", dict()),
+    "granite": ("granite", GRANITE),
+    "granite4": (
+        "granitemoehybrid",
+        dict(
+            GRANITE,
+            layer_types=["full_attention", "full_attention"],
+            num_local_experts=0,
+            shared_intermediate_size=72,
+            position_embedding_type="rope",
+            mamba_n_heads=4,
+        ),
+    ),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

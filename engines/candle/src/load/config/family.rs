@@ -16,6 +16,8 @@ pub(super) enum Family {
     Phi3,
     Glm,
     Glm4,
+    Granite,
+    Granite4,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -23,7 +25,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 15] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 17] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -35,6 +37,8 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 15] = [
     ("Phi3ForCausalLM", Family::Phi3, "phi3"),
     ("GlmForCausalLM", Family::Glm, "chatglm"),
     ("Glm4ForCausalLM", Family::Glm4, "glm4"),
+    ("GraniteForCausalLM", Family::Granite, "granite"),
+    ("GraniteMoeHybridForCausalLM", Family::Granite4, "granite"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -137,6 +141,10 @@ impl Family {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
+    pub(super) const fn is_granite(self) -> bool {
+        matches!(self, Self::Granite | Self::Granite4)
+    }
+
     pub(super) const fn facts(self) -> Facts {
         match self {
             Self::Llama => Facts {
@@ -227,6 +235,14 @@ impl Family {
             Self::Glm4 => Facts {
                 block_norms: BlockNorms::Both,
                 ..Self::Glm.facts()
+            },
+            Self::Granite => Facts {
+                mlp_bias: Bias::ByDefault(false),
+                ..USUAL
+            },
+            Self::Granite4 => Facts {
+                naming: Naming::Granite4,
+                ..USUAL
             },
             Self::Olmo2 => Facts {
                 rms_norm_eps: 1e-5,

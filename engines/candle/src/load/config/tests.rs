@@ -52,6 +52,8 @@ fn every_architecture_is_read() {
         ("qwen3-yarn", "qwen3"),
         ("glm", "chatglm"),
         ("glm4", "glm4"),
+        ("granite", "granite"),
+        ("granite4", "granite"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),
@@ -496,6 +498,13 @@ fn what_cannot_be_computed_is_refused_by_name() {
             "partial_rotary_factor = 0.5",
         ),
         (json!({"hidden_act": "relu"}), "hidden_act = relu"),
+        (
+            json!({
+                "architectures": ["GraniteMoeHybridForCausalLM"],
+                "layer_types": ["attention", "mamba", "attention", "attention"],
+            }),
+            "layer_types = mamba is not supported; all must be attention",
+        ),
     ] {
         let error = refused(&changes);
         assert!(error.contains(expected), "{error}");
@@ -524,6 +533,10 @@ fn sizes_that_cannot_be_are_refused() {
         (json!({"vocab_size": -1}), "vocab_size"),
         (json!({"vocab_size": null}), "vocab_size"),
         (json!({"rope_theta": 0.0}), "rope_theta"),
+        (
+            json!({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0.0}),
+            "factor of logits: is inf; it must be above 0",
+        ),
         (
             json!({"rope_scaling": {"rope_type": "linear"}}),
             "rope_scaling.factor",

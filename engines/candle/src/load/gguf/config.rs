@@ -16,9 +16,9 @@ use crate::model::config::{
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 11] = [
+const ARCHITECTURES: [&str; 12] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
-    "olmo2", "glm4",
+    "olmo2", "glm4", "granite",
 ];
 
 /// The default base of rotary frequencies.
@@ -167,6 +167,10 @@ pub(crate) fn read(
     if let Some(layers @ 1..) = metadata.size("nextn_predict_layers")? {
         return metadata.unsupported("nextn_predict_layers", layers, "it must be 0");
     }
+    let key = "rope.scaling.finetuned";
+    if metadata.architecture == "granite" && metadata.get(key) == Some(&Value::Bool(false)) {
+        return metadata.unsupported(key, false, "it must be true: positions rotate");
+    }
     let key = "rope.dimension_sections";
     if metadata.get(key).is_some() {
         return metadata.unsupported(key, "a list", "models that take images have it");
@@ -223,8 +227,11 @@ pub(crate) fn read(
         embedding_scale: if is_gemma {
             config::embedding_scale(hidden_size)
         } else {
-            1.0
+            metadata.single("embedding_scale")?.unwrap_or(1.0)
         },
+        residual_scale: metadata.single("residual_scale")?.unwrap_or(1.0),
+        // Granite's is a divisor.
+        logit_scale: metadata.single("logit_scale")?.unwrap_or(1.0).recip(),
         is_tied: !metadata.has("output.weight"),
     };
     config::check(metadata.path, &config)?;

@@ -234,6 +234,12 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     if let Some(theta) = config.rope.window_theta {
         own.push(("rope.freq_base_swa", Entry::F32(theta)));
     }
+    if architecture == "granite" {
+        let divisor = Entry::F32(config.logit_scale.recip());
+        own.push(("logit_scale", divisor));
+        own.push(("residual_scale", Entry::F32(config.residual_scale)));
+        own.push(("embedding_scale", Entry::F32(config.embedding_scale)));
+    }
     if let Some(cap) = config.attention_softcap {
         own.push(("attn_logit_softcapping", Entry::F32(cap)));
     }

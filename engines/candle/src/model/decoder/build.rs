@@ -74,6 +74,7 @@ impl<'a> Builder<'a> {
             layers,
             norm,
             output,
+            logit_scale: config.logit_scale,
             logit_softcap: config.logit_softcap,
             frequencies: self.frequencies,
             vocab_size,
@@ -142,6 +143,7 @@ impl<'a> Builder<'a> {
             feed_forward_norm,
             feed_forward,
             feed_forward_post_norm,
+            residual_scale: config.residual_scale,
         })
     }
 
