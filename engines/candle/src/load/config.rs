@@ -34,6 +34,7 @@ struct Raw {
     hidden_act: Option<String>,
     hidden_activation: Option<String>,
     attention_bias: Option<bool>,
+    attention_out_bias: Option<bool>,
     mlp_bias: Option<bool>,
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,
@@ -174,7 +175,11 @@ impl Source<'_> {
             query_key_norm: facts.query_key_norm,
             block_norms: facts.block_norms,
             has_qkv_bias: facts.qkv_bias.is_there(raw.attention_bias),
-            has_output_bias: facts.output_bias.is_there(raw.attention_bias),
+            has_output_bias: facts.output_bias.is_there(if family == Family::SeedOss {
+                raw.attention_out_bias
+            } else {
+                raw.attention_bias
+            }),
             has_mlp_bias: facts.mlp_bias.is_there(raw.mlp_bias),
             has_sinks: family == Family::GptOss,
             experts: self.experts()?,

@@ -14,7 +14,7 @@ use super::quantize::floats;
 use super::tensors::{Data, RawTensor, RowOrder};
 use crate::error::LoadError;
 use crate::model::config::{Experts, ModelConfig};
-use config::Metadata;
+use config::{Metadata, SEED_OSS};
 use header::{Header, SUPPORTED, type_name};
 
 /// A mapped GGUF file, or all its parts.
@@ -107,9 +107,10 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
             ..Place::whole(format!("blk.{layer}.{own}.{kind}"))
         });
     }
+    let has_post_norms = config.block_norms.has_outputs() || architecture == SEED_OSS;
     Some(Place {
         rows,
-        ..Place::whole(names::gguf_name(name, config.block_norms.has_outputs())?)
+        ..Place::whole(names::gguf_name(name, has_post_norms)?)
     })
 }
 

@@ -122,6 +122,7 @@ MODELS = {
             mamba_n_heads=4,
         ),
     ),
+    "seed-oss": ("seed_oss", dict()),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

@@ -18,6 +18,7 @@ pub(super) enum Family {
     Glm4,
     Granite,
     Granite4,
+    SeedOss,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -25,7 +26,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 17] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 18] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -39,6 +40,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 17] = [
     ("Glm4ForCausalLM", Family::Glm4, "glm4"),
     ("GraniteForCausalLM", Family::Granite, "granite"),
     ("GraniteMoeHybridForCausalLM", Family::Granite4, "granite"),
+    ("SeedOssForCausalLM", Family::SeedOss, "seed_oss"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -61,7 +63,7 @@ pub(super) struct Facts {
     pub(super) is_tied: bool,
     /// The biases of the projections to queries, keys and values; the key is `attention_bias`.
     pub(super) qkv_bias: Bias,
-    /// That of attention's output projection; the key is the same.
+    /// That of attention's output projection; the key is the same, but for Seed-OSS.
     pub(super) output_bias: Bias,
     /// Those of the feed-forward block; the key is `mlp_bias`.
     pub(super) mlp_bias: Bias,
@@ -242,6 +244,12 @@ impl Family {
             },
             Self::Granite4 => Facts {
                 naming: Naming::Granite4,
+                ..USUAL
+            },
+            Self::SeedOss => Facts {
+                head_dim: Some(128),
+                qkv_bias: Bias::ByDefault(true),
+                mlp_bias: Bias::ByDefault(false),
                 ..USUAL
             },
             Self::Olmo2 => Facts {

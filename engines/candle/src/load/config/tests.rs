@@ -54,6 +54,7 @@ fn every_architecture_is_read() {
         ("glm4", "glm4"),
         ("granite", "granite"),
         ("granite4", "granite"),
+        ("seed-oss", "seed_oss"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),

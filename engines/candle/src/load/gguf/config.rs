@@ -16,10 +16,12 @@ use crate::model::config::{
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 12] = [
+const ARCHITECTURES: [&str; 13] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
-    "olmo2", "glm4", "granite",
+    "olmo2", "glm4", "granite", "seed_oss",
 ];
+
+pub(crate) const SEED_OSS: &str = "seed_oss";
 
 /// The default base of rotary frequencies.
 const DEFAULT_THETA: f32 = 10_000.0;
@@ -249,7 +251,8 @@ fn query_key_norm(metadata: Metadata<'_>) -> QueryKeyNorm {
 }
 
 fn block_norms(metadata: Metadata<'_>) -> BlockNorms {
-    if !metadata.has("blk.0.post_attention_norm.weight") {
+    // In files of Seed-OSS, that is the name of the norm before the feed-forward block.
+    if metadata.architecture == SEED_OSS || !metadata.has("blk.0.post_attention_norm.weight") {
         BlockNorms::Inputs
     } else if metadata.has("blk.0.attn_norm.weight") {
         BlockNorms::Both
