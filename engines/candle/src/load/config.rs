@@ -35,6 +35,7 @@ struct Raw {
     hidden_activation: Option<String>,
     attention_bias: Option<bool>,
     attention_out_bias: Option<bool>,
+    use_bias: Option<bool>,
     mlp_bias: Option<bool>,
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,
@@ -154,6 +155,13 @@ impl Source<'_> {
         let facts = family.facts();
         let head_dim = self.head_dim();
         let rope = self.rope()?;
+        let (qkv_bias, output_bias, mlp_bias) = if family == Family::Ernie45 {
+            (raw.use_bias, raw.use_bias, raw.use_bias)
+        } else if family == Family::SeedOss {
+            (raw.attention_bias, raw.attention_out_bias, raw.mlp_bias)
+        } else {
+            (raw.attention_bias, raw.attention_bias, raw.mlp_bias)
+        };
         Ok(ModelConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -174,13 +182,9 @@ impl Source<'_> {
             norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
             query_key_norm: facts.query_key_norm,
             block_norms: facts.block_norms,
-            has_qkv_bias: facts.qkv_bias.is_there(raw.attention_bias),
-            has_output_bias: facts.output_bias.is_there(if family == Family::SeedOss {
-                raw.attention_out_bias
-            } else {
-                raw.attention_bias
-            }),
-            has_mlp_bias: facts.mlp_bias.is_there(raw.mlp_bias),
+            has_qkv_bias: facts.qkv_bias.is_there(qkv_bias),
+            has_output_bias: facts.output_bias.is_there(output_bias),
+            has_mlp_bias: facts.mlp_bias.is_there(mlp_bias),
             has_sinks: family == Family::GptOss,
             experts: self.experts()?,
             activation: self.activation()?,

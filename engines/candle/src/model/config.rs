@@ -156,7 +156,7 @@ pub struct Rope {
     pub rotary_dim: usize,
     /// The factor of the rotated dimensions of queries and keys: the attention factor of YaRN and LongRoPE, else 1.
     pub amplitude: f32,
-    /// Whether checkouts have rows `2j` and `2j + 1` of a head as partners (GLM).
+    /// Whether checkouts have rows `2j` and `2j + 1` of a head as partners (GLM, Ernie).
     pub is_paired: bool,
     /// The period of layers without rotation (SmolLM3): layer `i` if `(i + 1) % n == 0`.
     pub still_every: Option<usize>,

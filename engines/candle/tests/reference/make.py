@@ -123,6 +123,7 @@ MODELS = {
         ),
     ),
     "seed-oss": ("seed_oss", dict()),
+    "ernie45": ("ernie4_5", dict(use_bias=True)),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

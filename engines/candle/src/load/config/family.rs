@@ -19,6 +19,7 @@ pub(super) enum Family {
     Granite,
     Granite4,
     SeedOss,
+    Ernie45,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -26,7 +27,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 18] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 20] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -41,6 +42,8 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 18] = [
     ("GraniteForCausalLM", Family::Granite, "granite"),
     ("GraniteMoeHybridForCausalLM", Family::Granite4, "granite"),
     ("SeedOssForCausalLM", Family::SeedOss, "seed_oss"),
+    ("Ernie4_5ForCausalLM", Family::Ernie45, "ernie4_5"),
+    ("Ernie4_5_ForCausalLM", Family::Ernie45, "ernie4_5"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -61,7 +64,8 @@ pub(super) struct Facts {
     /// Whether rows `2j` and `2j + 1` of a head rotate together.
     pub(super) is_paired: bool,
     pub(super) is_tied: bool,
-    /// The biases of the projections to queries, keys and values; the key is `attention_bias`.
+    /// The biases of the projections to queries, keys and values; the key is `attention_bias`, but for Ernie, all of whose biases
+    /// have one key.
     pub(super) qkv_bias: Bias,
     /// That of attention's output projection; the key is the same, but for Seed-OSS.
     pub(super) output_bias: Bias,
@@ -249,6 +253,14 @@ impl Family {
             Self::SeedOss => Facts {
                 head_dim: Some(128),
                 qkv_bias: Bias::ByDefault(true),
+                mlp_bias: Bias::ByDefault(false),
+                ..USUAL
+            },
+            Self::Ernie45 => Facts {
+                rms_norm_eps: 1e-5,
+                head_dim: Some(128),
+                is_paired: true,
+                is_tied: true,
                 mlp_bias: Bias::ByDefault(false),
                 ..USUAL
             },

@@ -55,6 +55,7 @@ fn every_architecture_is_read() {
         ("granite", "granite"),
         ("granite4", "granite"),
         ("seed-oss", "seed_oss"),
+        ("ernie45", "ernie4_5"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),

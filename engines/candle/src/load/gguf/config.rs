@@ -16,9 +16,9 @@ use crate::model::config::{
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 13] = [
+const ARCHITECTURES: [&str; 14] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
-    "olmo2", "glm4", "granite", "seed_oss",
+    "olmo2", "glm4", "granite", "seed_oss", "ernie4_5",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";
@@ -392,7 +392,7 @@ fn rope(
         },
         rotary_dim: rotary_dim(metadata, head_dim)?,
         amplitude: amplitude(metadata)?,
-        is_paired: metadata.architecture == "glm4",
+        is_paired: matches!(metadata.architecture, "glm4" | "ernie4_5"),
         still_every: usual_still_every(metadata.architecture),
     })
 }
