@@ -47,7 +47,7 @@ struct Raw {
     sliding_window: Option<Option<usize>>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
-    sliding_window_pattern: Option<usize>,
+    sliding_window_pattern: Option<Value>,
     layer_types: Option<Vec<String>>,
     query_pre_attn_scalar: Option<f64>,
     #[serde(default, deserialize_with = "said")]

@@ -94,7 +94,7 @@ impl ModelConfig {
 pub enum QueryKeyNorm {
     /// Not at all.
     None,
-    /// Each head (Qwen3, Gemma 3).
+    /// Each head (Qwen3, Gemma 3, EXAONE 4).
     Heads,
     /// The queries of all heads together, and the keys likewise (OLMo 2 and 3).
     Whole,
@@ -105,7 +105,7 @@ pub enum QueryKeyNorm {
 pub enum BlockNorms {
     /// The inputs of attention and of the feed-forward block.
     Inputs,
-    /// The outputs of both, before they are added to the residual stream (OLMo 2 and 3).
+    /// The outputs of both, before they are added to the residual stream (OLMo 2 and 3, EXAONE 4).
     Outputs,
     /// Inputs and outputs (Gemma 2 and 3, GLM-4).
     Both,
@@ -158,7 +158,7 @@ pub struct Rope {
     pub amplitude: f32,
     /// Whether checkouts have rows `2j` and `2j + 1` of a head as partners (GLM, Ernie).
     pub is_paired: bool,
-    /// The period of layers without rotation (SmolLM3): layer `i` if `(i + 1) % n == 0`.
+    /// The period of layers without rotation (SmolLM3, EXAONE 4): layer `i` if `(i + 1) % n == 0`.
     pub still_every: Option<usize>,
 }
 

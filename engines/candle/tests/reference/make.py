@@ -124,6 +124,15 @@ MODELS = {
     ),
     "seed-oss": ("seed_oss", dict()),
     "ernie45": ("ernie4_5", dict(use_bias=True)),
+    "exaone4": (
+        "exaone4",
+        dict(
+            sliding_window=8,
+            num_hidden_layers=4,
+            layer_types=["sliding_attention"] * 3 + ["full_attention"],
+            rope=dict(LLAMA3, rope_theta=10000.0),
+        ),
+    ),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

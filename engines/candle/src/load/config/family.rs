@@ -20,6 +20,7 @@ pub(super) enum Family {
     Granite4,
     SeedOss,
     Ernie45,
+    Exaone4,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -27,7 +28,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 20] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 21] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -44,6 +45,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 20] = [
     ("SeedOssForCausalLM", Family::SeedOss, "seed_oss"),
     ("Ernie4_5ForCausalLM", Family::Ernie45, "ernie4_5"),
     ("Ernie4_5_ForCausalLM", Family::Ernie45, "ernie4_5"),
+    ("Exaone4ForCausalLM", Family::Exaone4, "exaone4"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -262,6 +264,18 @@ impl Family {
                 is_paired: true,
                 is_tied: true,
                 mlp_bias: Bias::ByDefault(false),
+                ..USUAL
+            },
+            Self::Exaone4 => Facts {
+                rms_norm_eps: 1e-5,
+                qkv_bias: Bias::Always(false),
+                output_bias: Bias::Always(false),
+                query_key_norm: QueryKeyNorm::Heads,
+                block_norms: BlockNorms::Outputs,
+                windows: Windows::Usual {
+                    size_tokens: Some(4096),
+                    full_every: Some(4),
+                },
                 ..USUAL
             },
             Self::Olmo2 => Facts {

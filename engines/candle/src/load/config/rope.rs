@@ -67,6 +67,9 @@ impl Source<'_> {
     /// The period of layers without rotation: one in that many.
     fn still_every(&self) -> Result<Option<usize>, LoadError> {
         let raw = &self.raw;
+        if self.family == Family::Exaone4 {
+            return self.still_without_window();
+        }
         if self.family != Family::SmolLm3 {
             return Ok(None);
         }
@@ -85,6 +88,15 @@ impl Source<'_> {
         }
         let value = format!("{layers:?}");
         self.unsupported(field, value, "every nth layer must be 0 and all others 1")
+    }
+
+    /// As [`Self::still_every`], if layers without a window do not rotate. If no layer can have one, all rotate.
+    fn still_without_window(&self) -> Result<Option<usize>, LoadError> {
+        Ok(match self.window()? {
+            Some(window) => window.full_every,
+            None if self.raw.sliding_window == Some(None) => None,
+            None => Some(1),
+        })
     }
 
     /// The number of rotated dimensions per head.

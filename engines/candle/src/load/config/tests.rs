@@ -56,6 +56,7 @@ fn every_architecture_is_read() {
         ("granite4", "granite"),
         ("seed-oss", "seed_oss"),
         ("ernie45", "ernie4_5"),
+        ("exaone4", "exaone4"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),
@@ -406,6 +407,28 @@ fn layers_that_do_not_turn_are_read() {
         let error = smollm3(&changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn layers_of_exaone4_turn_if_they_have_a_window_or_none_has() {
+    let of = |changes: Value| {
+        let config = json!({"architectures": ["Exaone4ForCausalLM"]});
+        let config = llama(&with(config, &changes)).unwrap();
+        (
+            config.window.map(|window| window.full_every),
+            config.rope.still_every,
+        )
+    };
+    assert_eq!(of(json!({})), (Some(Some(4)), Some(4)));
+    assert_eq!(of(json!({"sliding_window": null})), (None, None));
+    let types = [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "full_attention",
+    ];
+    let both = of(json!({"layer_types": types, "sliding_window_pattern": "LG"}));
+    assert_eq!(both, (Some(Some(2)), Some(2)));
 }
 
 #[test]

@@ -47,10 +47,16 @@ impl Source<'_> {
                 }
             };
         }
-        if self.family == Family::Gemma3
-            && let Some(pattern) = raw.sliding_window_pattern
+        if matches!(self.family, Family::Gemma3 | Family::Exaone4)
+            && let Some(pattern) = &raw.sliding_window_pattern
         {
-            return window(Some(pattern.max(1)));
+            let every = pattern
+                .as_u64()
+                .and_then(|every| usize::try_from(every).ok());
+            return match every {
+                Some(every) => window(Some(every.max(1))),
+                None => self.unsupported("sliding_window_pattern", pattern, "it must be a size"),
+            };
         }
         // All layers of Qwen3-MoE have the window.
         if !matches!(self.family, Family::Qwen2 | Family::Qwen3) {

@@ -16,9 +16,9 @@ use crate::model::config::{
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 14] = [
+const ARCHITECTURES: [&str; 15] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
-    "olmo2", "glm4", "granite", "seed_oss", "ernie4_5",
+    "olmo2", "glm4", "granite", "seed_oss", "ernie4_5", "exaone4",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";
@@ -393,7 +393,7 @@ fn rope(
         rotary_dim: rotary_dim(metadata, head_dim)?,
         amplitude: amplitude(metadata)?,
         is_paired: matches!(metadata.architecture, "glm4" | "ernie4_5"),
-        still_every: usual_still_every(metadata.architecture),
+        still_every: still_every(metadata)?,
     })
 }
 
@@ -507,14 +507,19 @@ pub(crate) fn usual_full_every(architecture: &str) -> Option<usize> {
     match architecture {
         "gemma2" => Some(2),
         "gemma3" => Some(6),
-        "olmo2" => Some(4),
+        "olmo2" | "exaone4" => Some(4),
         _ => None,
     }
 }
 
 /// The period of layers without rotation, by architecture; files do not have it.
-pub(crate) fn usual_still_every(architecture: &str) -> Option<usize> {
-    (architecture == "smollm3").then_some(4)
+fn still_every(metadata: Metadata<'_>) -> Result<Option<usize>, LoadError> {
+    match metadata.architecture {
+        "smollm3" => Ok(Some(4)),
+        // Those without a window.
+        "exaone4" => Ok(window(metadata)?.and_then(|window| window.full_every)),
+        _ => Ok(None),
+    }
 }
 
 /// Gemma 2's softcaps are `by_default` unless its file names them.

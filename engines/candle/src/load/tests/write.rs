@@ -252,7 +252,7 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     }
     if let Some(window) = config.window {
         own.push(("attention.sliding_window", size(window.size_tokens)));
-        if architecture == "olmo2" {
+        if matches!(architecture, "olmo2" | "exaone4") {
             let is_windowed = |layer: usize| {
                 let full_every = window.full_every;
                 full_every.is_none_or(|every| !(layer + 1).is_multiple_of(every))
