@@ -17,7 +17,7 @@ pub(crate) use self::required::check_required;
 use super::checkout::Naming;
 use super::packed::{self, Scheme};
 use crate::error::LoadError;
-use crate::model::config::{Activation, ModelConfig, RopeScaling};
+use crate::model::config::{Activation, ModelConfig, NormKind, RopeScaling};
 
 /// The keys that matter; missing ones have the defaults of `transformers`.
 #[derive(Debug, Deserialize)]
@@ -31,6 +31,7 @@ struct Raw {
     head_dim: Option<usize>,
     max_position_embeddings: usize,
     rms_norm_eps: Option<f64>,
+    layer_norm_eps: Option<f64>,
     hidden_act: Option<String>,
     hidden_activation: Option<String>,
     attention_bias: Option<bool>,
@@ -72,6 +73,7 @@ struct Raw {
     attention_multiplier: Option<f64>,
     residual_multiplier: Option<f64>,
     logits_scaling: Option<f64>,
+    logit_scale: Option<f64>,
     shared_intermediate_size: Option<usize>,
     position_embedding_type: Option<String>,
 }
@@ -153,6 +155,12 @@ impl Source<'_> {
         self.refuse_variants()?;
         let (raw, family) = (&self.raw, self.family);
         let facts = family.facts();
+        let is_cohere = family == Family::Cohere2;
+        let eps = if is_cohere {
+            raw.layer_norm_eps
+        } else {
+            raw.rms_norm_eps
+        };
         let head_dim = self.head_dim();
         let rope = self.rope()?;
         let (qkv_bias, output_bias, mlp_bias) = if family == Family::Ernie45 {
@@ -178,7 +186,12 @@ impl Source<'_> {
             num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim,
             context_length: self.context_length(&rope.scaling),
-            rms_norm_eps: raw.rms_norm_eps.unwrap_or(facts.rms_norm_eps),
+            norm_kind: if is_cohere {
+                NormKind::Layer
+            } else {
+                NormKind::RootMeanSquare
+            },
+            norm_eps: eps.unwrap_or(facts.rms_norm_eps),
             norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
             query_key_norm: facts.query_key_norm,
             block_norms: facts.block_norms,
@@ -205,7 +218,11 @@ impl Source<'_> {
                 self.granite_factor(raw.embedding_multiplier)
             },
             residual_scale: self.granite_factor(raw.residual_multiplier),
-            logit_scale: self.granite_factor(raw.logits_scaling).recip(),
+            logit_scale: if is_cohere {
+                single(raw.logit_scale.unwrap_or(0.0625))
+            } else {
+                self.granite_factor(raw.logits_scaling).recip()
+            },
             is_tied: raw.tie_word_embeddings.unwrap_or(facts.is_tied),
         })
     }
@@ -376,8 +393,8 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
             return bad(name, format!("is {factor}; it must be above 0"));
         }
     }
-    if !(f64::MIN_POSITIVE..1.0).contains(&config.rms_norm_eps) {
-        return bad("rms_norm_eps", format!("is {}", config.rms_norm_eps));
+    if !(f64::MIN_POSITIVE..1.0).contains(&config.norm_eps) {
+        return bad("rms_norm_eps", format!("is {}", config.norm_eps));
     }
     let thetas = [Some(config.rope.theta), config.rope.window_theta];
     if thetas

@@ -55,7 +55,9 @@ impl Plan {
             self.norm(&format!("{prefix}.self_attn.q_norm"), query);
             self.norm(&format!("{prefix}.self_attn.k_norm"), key);
         }
-        self.norm(&format!("{prefix}.post_attention_layernorm"), hidden);
+        if config.block_norms != BlockNorms::Shared {
+            self.norm(&format!("{prefix}.post_attention_layernorm"), hidden);
+        }
         if config.block_norms == BlockNorms::Both {
             self.norm(&format!("{prefix}.pre_feedforward_layernorm"), hidden);
         }

@@ -23,8 +23,10 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// The longest sequence of prompt and answer that the model was trained for, in tokens.
     pub context_length: usize,
+    /// How the residual stream is normalized.
+    pub norm_kind: NormKind,
     /// Added to the mean square before the square root.
-    pub rms_norm_eps: f64,
+    pub norm_eps: f64,
     /// Added to every norm's weight: 1 in Gemma's checkpoints (GGUF files include it already), else 0.
     pub norm_weight_offset: f32,
     /// How queries and keys are normalized.
@@ -57,7 +59,7 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// The factor of attention and feed-forward outputs before they are added: Granite's own, else 1.
     pub residual_scale: f32,
-    /// The factor of logits: Granite's own, else 1.
+    /// The factor of logits: Granite's and Cohere's own, else 1.
     pub logit_scale: f32,
     /// Whether the output matrix is the token embedding.
     pub is_tied: bool,
@@ -89,6 +91,15 @@ impl ModelConfig {
     }
 }
 
+/// How rows are normalized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// Divided by the root of their mean square.
+    RootMeanSquare,
+    /// As that, after their mean is subtracted (Cohere 2).
+    Layer,
+}
+
 /// How queries and keys are normalized before they rotate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryKeyNorm {
@@ -109,13 +120,15 @@ pub enum BlockNorms {
     Outputs,
     /// Inputs and outputs (Gemma 2 and 3, GLM-4).
     Both,
+    /// One input, which attention and the feed-forward block share; their outputs are added together (Cohere 2).
+    Shared,
 }
 
 impl BlockNorms {
     /// Whether inputs are normalized.
     pub(crate) const fn has_inputs(self) -> bool {
         match self {
-            Self::Inputs | Self::Both => true,
+            Self::Inputs | Self::Both | Self::Shared => true,
             Self::Outputs => false,
         }
     }
@@ -124,7 +137,7 @@ impl BlockNorms {
     pub(crate) const fn has_outputs(self) -> bool {
         match self {
             Self::Outputs | Self::Both => true,
-            Self::Inputs => false,
+            Self::Inputs | Self::Shared => false,
         }
     }
 }
@@ -156,9 +169,9 @@ pub struct Rope {
     pub rotary_dim: usize,
     /// The factor of the rotated dimensions of queries and keys: the attention factor of YaRN and LongRoPE, else 1.
     pub amplitude: f32,
-    /// Whether checkouts have rows `2j` and `2j + 1` of a head as partners (GLM, Ernie).
+    /// Whether checkouts have rows `2j` and `2j + 1` of a head as partners (GLM, Ernie, Cohere).
     pub is_paired: bool,
-    /// The period of layers without rotation (SmolLM3, EXAONE 4): layer `i` if `(i + 1) % n == 0`.
+    /// The period of layers without rotation (SmolLM3, EXAONE 4, Cohere 2): layer `i` if `(i + 1) % n == 0`.
     pub still_every: Option<usize>,
 }
 

@@ -15,7 +15,7 @@ use super::feed_forward::FeedForward;
 use super::kv_cache::{KvCache, LayerKv};
 use super::linear::{Linear, Matrix, WeightType};
 use super::lora::{Beside, Site};
-use super::norm::{Norm, WholeNorms};
+use super::norm::{StreamNorm, WholeNorms};
 use super::rope::Frequencies;
 use super::weights::Weights;
 use crate::error::LoadError;
@@ -26,7 +26,7 @@ pub struct Model {
     embedding: Matrix,
     embedding_scale: f32,
     layers: Vec<Layer>,
-    norm: Norm,
+    norm: StreamNorm,
     /// The output matrix.
     output: Linear,
     logit_scale: f32,
@@ -131,7 +131,7 @@ impl Model {
 
     /// The type of rows.
     pub(super) fn dtype(&self) -> DType {
-        self.norm.weight().dtype()
+        self.norm.dtype()
     }
 
     /// The output of the last layer, before the last norm; `[rows, hidden_size]`.
@@ -236,12 +236,13 @@ impl Model {
 }
 
 impl Model {
-    /// Whether a step consists only of kernels. A mixture of experts returns to the CPU to group rows by expert, and candle's
-    /// operations with quantized weights cannot be recorded.
+    /// Whether a step consists only of kernels. A mixture of experts returns to the CPU to group rows by expert. Candle's
+    /// operations with quantized weights cannot be recorded, nor those that send the shape of a part of a tensor to the GPU.
     #[cfg(any(feature = "cuda", test))]
     pub(super) fn can_be_recorded(&self) -> bool {
         !self.embedding.is_quantized()
             && !self.output.is_quantized()
+            && self.norm.is_one_kernel()
             && self.layers.iter().all(Layer::can_be_recorded)
     }
 }
@@ -255,7 +256,7 @@ struct Stream {
 
 impl Stream {
     /// Adds the pending output, and returns the sum, normalized if there is a norm.
-    fn normed(&mut self, norm: Option<&Norm>) -> candle_core::Result<Tensor> {
+    fn normed(&mut self, norm: Option<&StreamNorm>) -> candle_core::Result<Tensor> {
         match (norm, self.delta.take()) {
             (None, None) => Ok(self.x.clone()),
             (None, Some(delta)) => {
@@ -282,16 +283,18 @@ impl Stream {
 /// One decoder block.
 #[derive(Debug)]
 struct Layer {
-    input_norm: Option<Norm>,
+    input_norm: Option<StreamNorm>,
     qkv: Linear,
     query_key_norms: Option<WholeNorms>,
     attention: Attention,
     output: Linear,
-    attention_post_norm: Option<Norm>,
-    feed_forward_norm: Option<Norm>,
+    attention_post_norm: Option<StreamNorm>,
+    feed_forward_norm: Option<StreamNorm>,
     feed_forward: Block,
-    feed_forward_post_norm: Option<Norm>,
+    feed_forward_post_norm: Option<StreamNorm>,
     residual_scale: f32,
+    /// Whether the feed-forward block has the input of attention.
+    is_parallel: bool,
 }
 
 /// The part of a layer after attention.
@@ -313,7 +316,8 @@ impl Block {
 impl Layer {
     #[cfg(any(feature = "cuda", test))]
     fn can_be_recorded(&self) -> bool {
-        !self.qkv.is_quantized()
+        self.query_key_norms.is_none()
+            && !self.qkv.is_quantized()
             && !self.output.is_quantized()
             && match &self.feed_forward {
                 Block::Dense(block) => !block.is_quantized(),
@@ -337,6 +341,11 @@ impl Layer {
         };
         let attended = self.attention.forward(&qkv, step, kv, batch)?;
         let output = beside.add(Site::Output, &attended, self.output.forward(&attended)?)?;
+        if self.is_parallel {
+            let both = (output + self.feed_forward.forward(&x, beside)?)?;
+            stream.delta = Some(self.post(None, both)?);
+            return Ok(());
+        }
         stream.delta = Some(self.post(self.attention_post_norm.as_ref(), output)?);
         let x = stream.normed(self.feed_forward_norm.as_ref())?;
         let fed = self.feed_forward.forward(&x, beside)?;
@@ -345,7 +354,7 @@ impl Layer {
     }
 
     /// An output as it is added to the residual stream.
-    fn post(&self, norm: Option<&Norm>, x: Tensor) -> candle_core::Result<Tensor> {
+    fn post(&self, norm: Option<&StreamNorm>, x: Tensor) -> candle_core::Result<Tensor> {
         let x = match norm {
             Some(norm) => norm.forward(&x)?,
             None => x,

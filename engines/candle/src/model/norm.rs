@@ -3,6 +3,7 @@
 use candle_core::{D, DType, Result, Tensor};
 use genset_kernels::{added_and_normed_rows, normed_rows};
 
+use super::encoder::layer_norm::LayerNorm;
 use super::host;
 use super::kernels;
 
@@ -11,6 +12,49 @@ use super::kernels;
 pub(super) struct Norm {
     weight: Tensor,
     eps: f32,
+}
+
+/// A norm of the residual stream.
+#[derive(Debug)]
+pub(super) enum StreamNorm {
+    RootMeanSquare(Norm),
+    Layer(LayerNorm),
+}
+
+impl StreamNorm {
+    /// The type of rows.
+    pub(super) fn dtype(&self) -> DType {
+        match self {
+            Self::RootMeanSquare(norm) => norm.weight.dtype(),
+            Self::Layer(norm) => norm.dtype(),
+        }
+    }
+
+    /// Whether a GPU computes it in one of our kernels, not in several operations.
+    #[cfg(any(feature = "cuda", test))]
+    pub(super) fn is_one_kernel(&self) -> bool {
+        matches!(self, Self::RootMeanSquare(_))
+    }
+
+    /// Normalizes `x`.
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::RootMeanSquare(norm) => norm.forward(x),
+            Self::Layer(norm) => norm.forward(x),
+        }
+    }
+
+    /// `x + delta`, and that sum normalized.
+    pub(super) fn add_forward(&self, x: &Tensor, delta: &Tensor) -> Result<(Tensor, Tensor)> {
+        match self {
+            Self::RootMeanSquare(norm) => norm.add_forward(x, delta),
+            Self::Layer(norm) => {
+                let sum = (x + delta)?;
+                let normed = norm.forward(&sum)?;
+                Ok((sum, normed))
+            }
+        }
+    }
 }
 
 /// Normalizes the queries of all heads together, and the keys likewise.
@@ -65,7 +109,7 @@ impl Norm {
     }
 
     /// Normalizes `x`.
-    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if !x.device().is_cpu() {
             if kernels::are_for(x.device(), x.dtype()) {
                 return kernels::norm(x, &self.weight, self.eps);
@@ -79,7 +123,7 @@ impl Norm {
     }
 
     /// `x + delta`, and that sum normalized.
-    pub(super) fn add_forward(&self, x: &Tensor, delta: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn add_forward(&self, x: &Tensor, delta: &Tensor) -> Result<(Tensor, Tensor)> {
         if !x.device().is_cpu() {
             if kernels::are_for(x.device(), x.dtype()) {
                 return kernels::add_norm(x, delta, &self.weight, self.eps);

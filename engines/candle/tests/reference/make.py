@@ -133,6 +133,16 @@ MODELS = {
             rope=dict(LLAMA3, rope_theta=10000.0),
         ),
     ),
+    "cohere2": (
+        "cohere2",
+        dict(
+            hidden_size=64,
+            sliding_window=8,
+            num_hidden_layers=4,
+            logit_scale=0.25,
+            layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        ),
+    ),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

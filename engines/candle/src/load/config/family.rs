@@ -21,6 +21,7 @@ pub(super) enum Family {
     SeedOss,
     Ernie45,
     Exaone4,
+    Cohere2,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -28,7 +29,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 21] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 22] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -46,6 +47,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 21] = [
     ("Ernie4_5ForCausalLM", Family::Ernie45, "ernie4_5"),
     ("Ernie4_5_ForCausalLM", Family::Ernie45, "ernie4_5"),
     ("Exaone4ForCausalLM", Family::Exaone4, "exaone4"),
+    ("Cohere2ForCausalLM", Family::Cohere2, "cohere2"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -56,7 +58,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 21] = [
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts {
     pub(super) naming: Naming,
-    /// The defaults of keys that a file may leave out.
+    /// The defaults of keys that a file may leave out. Cohere's key is `layer_norm_eps`.
     pub(super) rms_norm_eps: f64,
     pub(super) theta: f64,
     /// `None` if it is the hidden size divided by the number of heads.
@@ -272,6 +274,17 @@ impl Family {
                 output_bias: Bias::Always(false),
                 query_key_norm: QueryKeyNorm::Heads,
                 block_norms: BlockNorms::Outputs,
+                windows: Windows::Usual {
+                    size_tokens: Some(4096),
+                    full_every: Some(4),
+                },
+                ..USUAL
+            },
+            Self::Cohere2 => Facts {
+                rms_norm_eps: 1e-5,
+                is_paired: true,
+                is_tied: true,
+                block_norms: BlockNorms::Shared,
                 windows: Windows::Usual {
                     size_tokens: Some(4096),
                     full_every: Some(4),

@@ -67,7 +67,7 @@ impl Source<'_> {
     /// The period of layers without rotation: one in that many.
     fn still_every(&self) -> Result<Option<usize>, LoadError> {
         let raw = &self.raw;
-        if self.family == Family::Exaone4 {
+        if matches!(self.family, Family::Exaone4 | Family::Cohere2) {
             return self.still_without_window();
         }
         if self.family != Family::SmolLm3 {
@@ -90,11 +90,11 @@ impl Source<'_> {
         self.unsupported(field, value, "every nth layer must be 0 and all others 1")
     }
 
-    /// As [`Self::still_every`], if layers without a window do not rotate. If no layer can have one, all rotate.
+    /// As [`Self::still_every`], if layers without a window do not rotate. If no layer can have one, all of EXAONE's rotate.
     fn still_without_window(&self) -> Result<Option<usize>, LoadError> {
         Ok(match self.window()? {
             Some(window) => window.full_every,
-            None if self.raw.sliding_window == Some(None) => None,
+            None if self.raw.sliding_window == Some(None) && self.family == Family::Exaone4 => None,
             None => Some(1),
         })
     }

@@ -57,6 +57,7 @@ fn every_architecture_is_read() {
         ("seed-oss", "seed_oss"),
         ("ernie45", "ernie4_5"),
         ("exaone4", "exaone4"),
+        ("cohere2", "cohere2"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),

@@ -47,8 +47,10 @@ impl Source<'_> {
                 }
             };
         }
-        if matches!(self.family, Family::Gemma3 | Family::Exaone4)
-            && let Some(pattern) = &raw.sliding_window_pattern
+        if matches!(
+            self.family,
+            Family::Gemma3 | Family::Exaone4 | Family::Cohere2
+        ) && let Some(pattern) = &raw.sliding_window_pattern
         {
             let every = pattern
                 .as_u64()

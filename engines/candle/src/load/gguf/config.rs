@@ -12,13 +12,14 @@ use crate::load::config::rope::{context_length, yarn_amplitude};
 use crate::load::config::window::period;
 use crate::load::config::{self, attention_scale};
 use crate::model::config::{
-    Activation, BlockNorms, Experts, ModelConfig, QueryKeyNorm, Rope, RopeScaling, SlidingWindow,
+    Activation, BlockNorms, Experts, ModelConfig, NormKind, QueryKeyNorm, Rope, RopeScaling,
+    SlidingWindow,
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 15] = [
+const ARCHITECTURES: [&str; 16] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
-    "olmo2", "glm4", "granite", "seed_oss", "ernie4_5", "exaone4",
+    "olmo2", "glm4", "granite", "seed_oss", "ernie4_5", "exaone4", "cohere2",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";
@@ -183,6 +184,13 @@ pub(crate) fn read(
     let head_dim = head_dim(metadata, hidden_size, num_heads)?;
     let num_layers = metadata.required_size("block_count")?;
     let is_gemma = metadata.architecture.starts_with("gemma");
+    let is_cohere = metadata.architecture == "cohere2";
+    let eps = if is_cohere {
+        "attention.layer_norm_epsilon"
+    } else {
+        "attention.layer_norm_rms_epsilon"
+    };
+    let logit_scale = metadata.single("logit_scale")?.unwrap_or(1.0);
     let query_scale = query_scale(metadata, hidden_size, num_heads, num_layers, head_dim);
     let rope = rope(metadata, frequencies, head_dim)?;
     let original_context = metadata.size(ORIGINAL_CONTEXT)?;
@@ -201,9 +209,14 @@ pub(crate) fn read(
             &rope.scaling,
             original_context.is_some(),
         ),
-        rms_norm_eps: match metadata.float("attention.layer_norm_rms_epsilon")? {
+        norm_kind: if is_cohere {
+            NormKind::Layer
+        } else {
+            NormKind::RootMeanSquare
+        },
+        norm_eps: match metadata.float(eps)? {
             Some(eps) => eps,
-            None => return metadata.bad("attention.layer_norm_rms_epsilon", "missing"),
+            None => return metadata.bad(eps, "missing"),
         },
         norm_weight_offset: 0.0,
         query_key_norm: query_key_norm(metadata),
@@ -233,7 +246,11 @@ pub(crate) fn read(
         },
         residual_scale: metadata.single("residual_scale")?.unwrap_or(1.0),
         // Granite's is a divisor.
-        logit_scale: metadata.single("logit_scale")?.unwrap_or(1.0).recip(),
+        logit_scale: if is_cohere {
+            logit_scale
+        } else {
+            logit_scale.recip()
+        },
         is_tied: !metadata.has("output.weight"),
     };
     config::check(metadata.path, &config)?;
@@ -251,8 +268,11 @@ fn query_key_norm(metadata: Metadata<'_>) -> QueryKeyNorm {
 }
 
 fn block_norms(metadata: Metadata<'_>) -> BlockNorms {
-    // In files of Seed-OSS, that is the name of the norm before the feed-forward block.
-    if metadata.architecture == SEED_OSS || !metadata.has("blk.0.post_attention_norm.weight") {
+    // In files of Seed-OSS, `post_attention_norm` is the name of the norm before the feed-forward block.
+    if metadata.architecture == "cohere2" {
+        BlockNorms::Shared
+    } else if metadata.architecture == SEED_OSS || !metadata.has("blk.0.post_attention_norm.weight")
+    {
         BlockNorms::Inputs
     } else if metadata.has("blk.0.attn_norm.weight") {
         BlockNorms::Both
@@ -392,7 +412,7 @@ fn rope(
         },
         rotary_dim: rotary_dim(metadata, head_dim)?,
         amplitude: amplitude(metadata)?,
-        is_paired: matches!(metadata.architecture, "glm4" | "ernie4_5"),
+        is_paired: matches!(metadata.architecture, "glm4" | "ernie4_5" | "cohere2"),
         still_every: still_every(metadata)?,
     })
 }
@@ -507,7 +527,7 @@ pub(crate) fn usual_full_every(architecture: &str) -> Option<usize> {
     match architecture {
         "gemma2" => Some(2),
         "gemma3" => Some(6),
-        "olmo2" | "exaone4" => Some(4),
+        "olmo2" | "exaone4" | "cohere2" => Some(4),
         _ => None,
     }
 }
@@ -517,7 +537,7 @@ fn still_every(metadata: Metadata<'_>) -> Result<Option<usize>, LoadError> {
     match metadata.architecture {
         "smollm3" => Ok(Some(4)),
         // Those without a window.
-        "exaone4" => Ok(window(metadata)?.and_then(|window| window.full_every)),
+        "exaone4" | "cohere2" => Ok(window(metadata)?.and_then(|window| window.full_every)),
         _ => Ok(None),
     }
 }

@@ -18,7 +18,7 @@ use crate::load::gguf::config::{self, usual_full_every};
 use crate::load::gguf::place;
 use crate::load::quantize::{Part, floats};
 use crate::load::tensors::RowOrder;
-use crate::model::config::{Rope, RopeScaling};
+use crate::model::config::{NormKind, Rope, RopeScaling};
 
 /// Writes `model`, whose weights must be floats, to `path`, with matrices of this type.
 pub(super) fn write_gguf(model: &OpenModel, path: &Path, matrices: GgmlDType) {
@@ -220,8 +220,11 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
         ("rope.dimension_count", size(config.rope.rotary_dim)),
         ("rope.freq_base", Entry::F32(config.rope.theta)),
         (
-            "attention.layer_norm_rms_epsilon",
-            Entry::F32(crate::load::config::single(config.rms_norm_eps)),
+            match config.norm_kind {
+                NormKind::RootMeanSquare => "attention.layer_norm_rms_epsilon",
+                NormKind::Layer => "attention.layer_norm_epsilon",
+            },
+            Entry::F32(crate::load::config::single(config.norm_eps)),
         ),
         ("vocab_size", size(config.vocab_size)),
     ];
@@ -233,6 +236,9 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     }
     if let Some(theta) = config.rope.window_theta {
         own.push(("rope.freq_base_swa", Entry::F32(theta)));
+    }
+    if architecture == "cohere2" {
+        own.push(("logit_scale", Entry::F32(config.logit_scale)));
     }
     if architecture == "granite" {
         let divisor = Entry::F32(config.logit_scale.recip());

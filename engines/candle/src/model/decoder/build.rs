@@ -6,11 +6,12 @@ use genset_kernels::{AttentionHeads, Direction, WeightMemory};
 use super::{Block, Layer, Model, SlowMatrix};
 use crate::error::LoadError;
 use crate::model::attention::{Attention, Sinks};
-use crate::model::config::{BlockNorms, Experts, ModelConfig, QueryKeyNorm};
+use crate::model::config::{BlockNorms, Experts, ModelConfig, NormKind, QueryKeyNorm};
+use crate::model::encoder::layer_norm::LayerNorm;
 use crate::model::experts::ExpertMixture;
 use crate::model::feed_forward::FeedForward;
 use crate::model::linear::{Linear, Matrix};
-use crate::model::norm::{Norm, WholeNorms};
+use crate::model::norm::{Norm, StreamNorm, WholeNorms};
 use crate::model::rope::Frequencies;
 use crate::model::weights::Weights;
 
@@ -52,7 +53,7 @@ impl<'a> Builder<'a> {
         let layers = (0..config.num_layers)
             .map(|index| self.layer(index))
             .collect::<Result<_>>()?;
-        let norm = self.norm("model.norm.weight", hidden)?;
+        let norm = self.stream_norm("model.norm.weight")?;
         let (embedding, output) = if config.is_tied {
             self.look_at(embedding_name, &embedding);
             let packed = embedding
@@ -102,7 +103,7 @@ impl<'a> Builder<'a> {
         let name = |tail: &str| format!("model.layers.{index}.{tail}");
         let hidden = config.hidden_size;
         let input_norm = if config.block_norms.has_inputs() {
-            Some(self.norm(&name("input_layernorm.weight"), hidden)?)
+            Some(self.stream_norm(&name("input_layernorm.weight"))?)
         } else {
             None
         };
@@ -113,24 +114,17 @@ impl<'a> Builder<'a> {
         let q_width = config.num_heads * config.head_dim;
         let o_proj = (name("self_attn.o_proj"), hidden, q_width);
         let output = self.projections(&[o_proj], config.has_output_bias)?;
-        // If outputs are normalized, this is the name of the norm after attention; else of the norm before the feed-forward block.
-        let after_attention = self.norm(&name("post_attention_layernorm.weight"), hidden)?;
-        let (before, after) = (
-            name("pre_feedforward_layernorm.weight"),
-            name("post_feedforward_layernorm.weight"),
-        );
+        // If outputs are normalized, the first is the norm after attention; else the norm before the feed-forward block.
+        let after_attention = name("post_attention_layernorm.weight");
+        let before = name("pre_feedforward_layernorm.weight");
+        let after = name("post_feedforward_layernorm.weight");
+        let mut norm = |name: &str| self.stream_norm(name).map(Some);
         let (attention_post_norm, feed_forward_norm, feed_forward_post_norm) =
             match config.block_norms {
-                BlockNorms::Inputs => (None, Some(after_attention), None),
-                BlockNorms::Outputs => {
-                    let after = self.norm(&after, hidden)?;
-                    (Some(after_attention), None, Some(after))
-                }
-                BlockNorms::Both => {
-                    let before = self.norm(&before, hidden)?;
-                    let after = self.norm(&after, hidden)?;
-                    (Some(after_attention), Some(before), Some(after))
-                }
+                BlockNorms::Inputs => (None, norm(&after_attention)?, None),
+                BlockNorms::Outputs => (norm(&after_attention)?, None, norm(&after)?),
+                BlockNorms::Both => (norm(&after_attention)?, norm(&before)?, norm(&after)?),
+                BlockNorms::Shared => (None, None, None),
             };
         let feed_forward = self.block(index)?;
         Ok(Layer {
@@ -144,6 +138,7 @@ impl<'a> Builder<'a> {
             feed_forward,
             feed_forward_post_norm,
             residual_scale: config.residual_scale,
+            is_parallel: config.block_norms == BlockNorms::Shared,
         })
     }
 
@@ -311,10 +306,27 @@ impl<'a> Builder<'a> {
             .map_err(|error| LoadError::candle(name, error))
     }
 
+    /// A norm of the residual stream.
+    fn stream_norm(&mut self, name: &str) -> Result<StreamNorm> {
+        let config = self.config;
+        match config.norm_kind {
+            NormKind::RootMeanSquare => {
+                let norm = self.norm(name, config.hidden_size)?;
+                Ok(StreamNorm::RootMeanSquare(norm))
+            }
+            NormKind::Layer => {
+                let weight = self.weights.tensor(name, &[config.hidden_size])?;
+                LayerNorm::try_new(&weight, None, config.norm_eps)
+                    .map(StreamNorm::Layer)
+                    .map_err(|error| LoadError::candle(name, error))
+            }
+        }
+    }
+
     fn norm(&mut self, name: &str, width: usize) -> Result<Norm> {
         let weight = self.weights.tensor(name, &[width])?;
         let config = self.config;
-        Norm::try_new(&weight, config.norm_weight_offset, config.rms_norm_eps)
+        Norm::try_new(&weight, config.norm_weight_offset, config.norm_eps)
             .map_err(|error| LoadError::candle(name, error))
     }
 }

@@ -37,7 +37,7 @@ impl LayerNorm {
     }
 
     /// The type of rows.
-    pub(super) fn dtype(&self) -> DType {
+    pub(in crate::model) fn dtype(&self) -> DType {
         self.weight.dtype()
     }
 
