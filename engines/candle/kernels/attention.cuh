@@ -22,24 +22,32 @@ template <typename T> struct HeadArguments {
   unsigned frequencies; // where in the plan: head_dim / 2 floats, then the amplitude
   unsigned num_heads, num_kv_heads, head_dim;
   float query_eps, key_eps;
+  unsigned norms_are_last; // whether norms come after the rotation
+  unsigned unused;
 };
-static_assert(sizeof(HeadArguments<float>) == 88, "as `HeadArguments` in Rust");
+static_assert(sizeof(HeadArguments<float>) == 96, "as `HeadArguments` in Rust");
 
 // Normalizes one head, if there is a norm, and rotates it to its position. A warp handles one head.
 template <typename T>
 __device__ void turn_head(const HeadArguments<T> &a, const T *from, T *to, const T *norm, float eps) {
   const unsigned lane = threadIdx.x % WARP, half = a.head_dim / 2;
+  const bool is_first = norm != nullptr && a.norms_are_last == 0, is_last = norm != nullptr && !is_first;
+  const float position = static_cast<float>(a.plan[a.positions + blockIdx.x]);
+  const float amplitude = __uint_as_float(a.plan[a.frequencies + half]);
   float scale = 1;
   if (norm != nullptr) {
     float squares = 0;
-    for (unsigned i = lane; i < a.head_dim; i += WARP) squares += to_float(from[i]) * to_float(from[i]);
+    for (unsigned i = lane; i < a.head_dim; i += WARP) {
+      // The rotation changes the length of a pair by the amplitude alone.
+      const bool is_longer = is_last && __uint_as_float(a.plan[a.frequencies + i % half]) != 0.0f;
+      const float x = to_float(from[i]) * (is_longer ? amplitude : 1.0f);
+      squares += x * x;
+    }
     scale = 1.0f / sqrtf(sum_over<WARP>(squares) / static_cast<float>(a.head_dim) + eps);
   }
-  const float position = static_cast<float>(a.plan[a.positions + blockIdx.x]);
-  const float amplitude = __uint_as_float(a.plan[a.frequencies + half]);
   for (unsigned i = lane; i < half; i += WARP) {
     float x = to_float(from[i]), y = to_float(from[i + half]);
-    if (norm != nullptr) {
+    if (is_first) {
       x *= scale * to_float(norm[i]);
       y *= scale * to_float(norm[i + half]);
     }
@@ -47,8 +55,13 @@ __device__ void turn_head(const HeadArguments<T> &a, const T *from, T *to, const
     // Dimensions that do not rotate keep their scale.
     const float size = frequency == 0.0f ? 1.0f : amplitude;
     const float cosine = size * cosf(angle), sine = size * sinf(angle);
-    put(&to[i], x * cosine - y * sine);
-    put(&to[i + half], y * cosine + x * sine);
+    float first = x * cosine - y * sine, second = y * cosine + x * sine;
+    if (is_last) {
+      first *= scale * to_float(norm[i]);
+      second *= scale * to_float(norm[i + half]);
+    }
+    put(&to[i], first);
+    put(&to[i + half], second);
   }
 }
 

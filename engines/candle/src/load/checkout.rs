@@ -35,6 +35,8 @@ pub(crate) enum Naming {
     Glm,
     /// Granite 4's: the feed-forward block is called as the shared expert of its models with experts.
     Granite4,
+    /// Hunyuan's: the norms of queries and keys are layer norms by name.
+    Hunyuan,
     /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up alternate.
     GptOss,
 }
@@ -48,6 +50,10 @@ impl Naming {
             Self::Phi3 => fused(name, config, FUSED).unwrap_or_else(|| Place::whole(name.to_owned())),
             Self::Glm => glm(name, config),
             Self::Granite4 => granite4(name, config),
+            Self::Hunyuan => Place::whole(
+                name.replace(".q_norm.", ".query_layernorm.")
+                    .replace(".k_norm.", ".key_layernorm."),
+            ),
             Self::GptOss => gpt_oss(name, config),
         };
         Place {

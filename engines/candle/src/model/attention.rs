@@ -28,6 +28,8 @@ pub(super) struct Attention {
     pub(super) query_norm: Option<Norm>,
     /// Normalizes each head of the keys.
     pub(super) key_norm: Option<Norm>,
+    /// Whether these norms come after the rotation, not before it.
+    pub(super) norms_are_last: bool,
     /// The index of the step's frequencies that rotate the heads.
     pub(super) rotation: usize,
     pub(super) sinks: Option<Sinks>,
@@ -136,8 +138,8 @@ impl Attention {
         batch: &StepBatch,
     ) -> Result<Tensor> {
         let queries = host::read(qkv, |qkv| {
-            with_norm(self.query_norm.as_ref(), |query_norm| {
-                with_norm(self.key_norm.as_ref(), |key_norm| {
+            self.with_norm(self.query_norm.as_ref(), |query_norm| {
+                self.with_norm(self.key_norm.as_ref(), |key_norm| {
                     let projections = Projections {
                         qkv,
                         turns,
@@ -161,13 +163,22 @@ impl Attention {
             qkv.device(),
         )
     }
-}
 
-/// Calls `f` with the numbers of a norm, if there is one.
-fn with_norm<R>(norm: Option<&Norm>, f: impl FnOnce(Option<HeadNorm<'_>>) -> R) -> Result<R> {
-    let Some(norm) = norm else {
-        return Ok(f(None));
-    };
-    let eps = norm.eps();
-    host::read(norm.weight(), |weight| f(Some(HeadNorm { weight, eps })))
+    /// Calls `f` with the numbers of a norm, if there is one.
+    fn with_norm<R>(
+        &self,
+        norm: Option<&Norm>,
+        f: impl FnOnce(Option<HeadNorm<'_>>) -> R,
+    ) -> Result<R> {
+        let Some(norm) = norm else {
+            return Ok(f(None));
+        };
+        host::read(norm.weight(), |weight| {
+            f(Some(HeadNorm {
+                weight,
+                eps: norm.eps(),
+                is_last: self.norms_are_last,
+            }))
+        })
+    }
 }

@@ -78,7 +78,7 @@ impl ModelConfig {
 
     fn norm_width(&self, heads: usize) -> usize {
         match self.query_key_norm {
-            QueryKeyNorm::None | QueryKeyNorm::Heads => self.head_dim,
+            QueryKeyNorm::None | QueryKeyNorm::Heads | QueryKeyNorm::RotatedHeads => self.head_dim,
             QueryKeyNorm::Whole => heads * self.head_dim,
         }
     }
@@ -100,14 +100,16 @@ pub enum NormKind {
     Layer,
 }
 
-/// How queries and keys are normalized before they rotate.
+/// How queries and keys are normalized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryKeyNorm {
     /// Not at all.
     None,
-    /// Each head (Qwen3, Gemma 3, EXAONE 4).
+    /// Each head before it rotates (Qwen3, Gemma 3, EXAONE 4).
     Heads,
-    /// The queries of all heads together, and the keys likewise (OLMo 2 and 3).
+    /// Each head after it rotated (Hunyuan).
+    RotatedHeads,
+    /// The queries of all heads together before they rotate, and the keys likewise (OLMo 2 and 3).
     Whole,
 }
 

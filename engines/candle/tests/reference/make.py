@@ -143,6 +143,10 @@ MODELS = {
             layer_types=["sliding_attention"] * 3 + ["full_attention"],
         ),
     ),
+    "hunyuan": (
+        "hunyuan_v1_dense",
+        dict(rope=dict(rope_type="dynamic", alpha=50.0, factor=1.0, rope_theta=10000.0)),
+    ),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

@@ -29,6 +29,18 @@ pub struct HeadNorm<'a> {
     pub weight: &'a [f32],
     /// Added to the mean square before the square root.
     pub eps: f32,
+    /// Whether heads are normalized after they rotate, not before.
+    pub is_last: bool,
+}
+
+impl HeadNorm<'_> {
+    #[inline(always)]
+    fn apply<const FMA: bool>(self, head: &mut [f32]) {
+        let scale = row_scale::<FMA>(head, self.eps);
+        for (value, weight) in head.iter_mut().zip(self.weight) {
+            *value = *value * scale * weight;
+        }
+    }
 }
 
 /// The queries of all rows, normalized, rotated and scaled, `[rows, num_heads * head_dim]`.
@@ -132,13 +144,13 @@ fn prepare_heads_inner<const FMA: bool>(
 ) {
     let (cos, sin) = turns.row(row);
     for head in heads.chunks_exact_mut(head_dim) {
-        if let Some(HeadNorm { weight, eps }) = norm {
-            let scale = row_scale::<FMA>(head, eps);
-            for (value, weight) in head.iter_mut().zip(weight) {
-                *value = *value * scale * weight;
-            }
+        if let Some(norm) = norm.filter(|norm| !norm.is_last) {
+            norm.apply::<FMA>(head);
         }
         turn(head, cos, sin);
+        if let Some(norm) = norm.filter(|norm| norm.is_last) {
+            norm.apply::<FMA>(head);
+        }
         if scale != 1.0 {
             for value in head {
                 *value *= scale;

@@ -22,6 +22,7 @@ pub(super) enum Family {
     Ernie45,
     Exaone4,
     Cohere2,
+    Hunyuan,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -29,7 +30,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 22] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 23] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -48,6 +49,11 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 22] = [
     ("Ernie4_5_ForCausalLM", Family::Ernie45, "ernie4_5"),
     ("Exaone4ForCausalLM", Family::Exaone4, "exaone4"),
     ("Cohere2ForCausalLM", Family::Cohere2, "cohere2"),
+    (
+        "HunYuanDenseV1ForCausalLM",
+        Family::Hunyuan,
+        "hunyuan-dense",
+    ),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -289,6 +295,12 @@ impl Family {
                     size_tokens: Some(4096),
                     full_every: Some(4),
                 },
+                ..USUAL
+            },
+            Self::Hunyuan => Facts {
+                naming: Naming::Hunyuan,
+                rms_norm_eps: 1e-5,
+                query_key_norm: QueryKeyNorm::RotatedHeads,
                 ..USUAL
             },
             Self::Olmo2 => Facts {

@@ -24,7 +24,7 @@ impl Source<'_> {
                 .and_then(Value::as_f64)
         };
         let theta = theta_of(full).or(raw.rope_theta);
-        let theta = theta.unwrap_or(self.family.facts().theta);
+        let theta = theta.unwrap_or(self.family.facts().theta) * self.theta_factor();
         let of_windows = theta_of(of_kind("sliding_attention")).or(raw.rope_local_base_freq);
         let window_theta = match self.family.facts().window_theta {
             WindowTheta::Same => None,
@@ -45,6 +45,21 @@ impl Source<'_> {
             is_paired: self.family.facts().is_paired,
             still_every: self.still_every()?,
         })
+    }
+
+    /// Hunyuan's factor of the base, by which "dynamic" is the same for all lengths.
+    fn theta_factor(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a head's width")]
+        let head_dim = self.head_dim() as f64;
+        let factor = |alpha: f64| alpha.powf(head_dim / (head_dim - 2.0));
+        self.alpha().map_or(1.0, factor)
+    }
+
+    fn alpha(&self) -> Option<f64> {
+        let object = self.scaling_object()?;
+        let kind = object.get("rope_type").or_else(|| object.get("type"))?;
+        let alpha = object.get("alpha").and_then(Value::as_f64);
+        alpha.filter(|_| self.family == Family::Hunyuan && kind == "dynamic")
     }
 
     /// The object in the file that describes how frequencies are scaled. If a file has the objects of both versions, version 5 of
@@ -131,6 +146,7 @@ impl Source<'_> {
         let number = |key: &str| self.positive(object, key);
         match kind {
             None | Some("default") => Ok((RopeScaling::None, 1.0)),
+            Some("dynamic") if self.alpha().is_some() => Ok((RopeScaling::None, 1.0)),
             Some("linear") => {
                 let factor = number("factor")?;
                 Ok((RopeScaling::Linear { factor }, 1.0))

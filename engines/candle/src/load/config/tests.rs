@@ -58,6 +58,7 @@ fn every_architecture_is_read() {
         ("ernie45", "ernie4_5"),
         ("exaone4", "exaone4"),
         ("cohere2", "cohere2"),
+        ("hunyuan", "hunyuan-dense"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),

@@ -17,9 +17,24 @@ use crate::model::config::{
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
-const ARCHITECTURES: [&str; 16] = [
-    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3", "mistral3",
-    "olmo2", "glm4", "granite", "seed_oss", "ernie4_5", "exaone4", "cohere2",
+const ARCHITECTURES: [&str; 17] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "smollm3",
+    "mistral3",
+    "olmo2",
+    "glm4",
+    "granite",
+    "seed_oss",
+    "ernie4_5",
+    "exaone4",
+    "cohere2",
+    "hunyuan-dense",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";
@@ -262,6 +277,8 @@ fn query_key_norm(metadata: Metadata<'_>) -> QueryKeyNorm {
         QueryKeyNorm::None
     } else if metadata.architecture == "olmo2" {
         QueryKeyNorm::Whole
+    } else if metadata.architecture == "hunyuan-dense" {
+        QueryKeyNorm::RotatedHeads
     } else {
         QueryKeyNorm::Heads
     }

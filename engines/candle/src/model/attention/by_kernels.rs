@@ -92,9 +92,11 @@ struct HeadArguments {
     head_dim: u32,
     query_eps: f32,
     key_eps: f32,
+    norms_are_last: u32,
+    unused: u32,
 }
 
-const _: () = assert!(size_of::<HeadArguments>() == 88);
+const _: () = assert!(size_of::<HeadArguments>() == 96);
 
 fn make_heads(
     attention: &Attention,
@@ -127,6 +129,8 @@ fn make_heads(
             head_dim: narrow(attention.heads.head_dim)?,
             query_eps,
             key_eps,
+            norms_are_last: u32::from(attention.norms_are_last),
+            unused: 0,
         },
     };
     #[expect(unsafe_code, reason = "kernels write through addresses")]

@@ -23,14 +23,14 @@ pub(super) fn forward(
     let turns = TurnTensors::new(turns, rows, qkv.device(), qkv.dtype())?;
     let q = prepare(
         &qkv.narrow(1, 0, q_width)?,
-        attention.heads.head_dim,
+        attention,
         attention.query_norm.as_ref(),
         &turns,
     )?;
     let q = q.affine(f64::from(attention.heads.scale), 0.0)?;
     let k = prepare(
         &qkv.narrow(1, q_width, kv_width)?,
-        attention.heads.head_dim,
+        attention,
         attention.key_norm.as_ref(),
         &turns,
     )?;
@@ -73,15 +73,16 @@ impl TurnTensors {
 /// Normalizes and rotates heads, `[rows, heads, head_dim]`.
 fn prepare(
     x: &Tensor,
-    head_dim: usize,
+    attention: &Attention,
     norm: Option<&Norm>,
     turns: &TurnTensors,
 ) -> Result<Tensor> {
     let (rows, width) = x.dims2()?;
+    let head_dim = attention.heads.head_dim;
     let x = x.reshape((rows, width / head_dim, head_dim))?;
     let x = match norm {
-        Some(norm) => norm.forward_by_tensors(&x)?,
-        None => x,
+        Some(norm) if !attention.norms_are_last => norm.forward_by_tensors(&x)?,
+        Some(_) | None => x,
     };
     let half = head_dim / 2;
     let (a, b) = (
@@ -90,7 +91,11 @@ fn prepare(
     );
     let first = (a.broadcast_mul(&turns.cos)? - b.broadcast_mul(&turns.sin)?)?;
     let second = (b.broadcast_mul(&turns.cos)? + a.broadcast_mul(&turns.sin)?)?;
-    Tensor::cat(&[first, second], D::Minus1)
+    let x = Tensor::cat(&[first, second], D::Minus1)?;
+    match norm {
+        Some(norm) if attention.norms_are_last => norm.forward_by_tensors(&x),
+        Some(_) | None => Ok(x),
+    }
 }
 
 /// Attention of one sequence's rows, `[rows, num_heads * head_dim]`.

@@ -108,8 +108,12 @@ impl<'a> Builder<'a> {
             None
         };
         let qkv = self.qkv(index)?;
-        let query_key_norms = self.query_key_norms(index, QueryKeyNorm::Whole)?;
-        let query_key_norms = query_key_norms.map(|(queries, keys)| WholeNorms { queries, keys });
+        let query_key_norms = if config.query_key_norm == QueryKeyNorm::Whole {
+            let norms = self.query_key_norms(index)?;
+            norms.map(|(queries, keys)| WholeNorms { queries, keys })
+        } else {
+            None
+        };
         let attention = self.attention(index)?;
         let q_width = config.num_heads * config.head_dim;
         let o_proj = (name("self_attn.o_proj"), hidden, q_width);
@@ -159,7 +163,12 @@ impl<'a> Builder<'a> {
     fn attention(&mut self, index: usize) -> Result<Attention> {
         let config = self.config;
         let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}");
-        let (query_norm, key_norm) = self.query_key_norms(index, QueryKeyNorm::Heads)?.unzip();
+        let norms_are_last = config.query_key_norm == QueryKeyNorm::RotatedHeads;
+        let (query_norm, key_norm) = if config.query_key_norm == QueryKeyNorm::Whole {
+            (None, None)
+        } else {
+            self.query_key_norms(index)?.unzip()
+        };
         let window = config.window.filter(|window| {
             window
                 .full_every
@@ -177,19 +186,16 @@ impl<'a> Builder<'a> {
             },
             query_norm,
             key_norm,
+            norms_are_last,
             rotation: self.rotation(index, window.is_some()),
             sinks: self.sinks(name("sinks"))?,
         })
     }
 
-    /// The norms of queries and keys, if they are of this kind.
-    fn query_key_norms(
-        &mut self,
-        index: usize,
-        kind: QueryKeyNorm,
-    ) -> Result<Option<(Norm, Norm)>> {
+    /// The norms of queries and keys, if there are any.
+    fn query_key_norms(&mut self, index: usize) -> Result<Option<(Norm, Norm)>> {
         let config = self.config;
-        if config.query_key_norm != kind {
+        if config.query_key_norm == QueryKeyNorm::None {
             return Ok(None);
         }
         let name = |tail: &str| format!("model.layers.{index}.self_attn.{tail}.weight");

@@ -194,6 +194,7 @@ impl<'a> Builder<'a> {
             },
             query_norm: None,
             key_norm: None,
+            norms_are_last: false,
             rotation: usize::from(window.is_some()),
             sinks: None,
         }

@@ -66,6 +66,8 @@ impl Shape {
             },
             query_norm,
             key_norm,
+            // One of both, by any other setting.
+            norms_are_last: self.softcap.is_none(),
             rotation: 0,
             sinks: (self.has_sinks).then(|| Sinks::try_new(&sinks).unwrap()),
         }
