@@ -17,7 +17,7 @@ pub(crate) use self::required::check_required;
 use super::checkout::Naming;
 use super::packed::{self, Scheme};
 use crate::error::LoadError;
-use crate::model::config::{Activation, ModelConfig, NormKind, RopeScaling};
+use crate::model::config::{Activation, ModelConfig, NormKind, QueryGrowth, RopeScaling};
 
 /// The keys that matter; missing ones have the defaults of `transformers`.
 #[derive(Debug, Deserialize)]
@@ -210,6 +210,7 @@ impl Source<'_> {
             } else {
                 attention_scale(head_dim)
             },
+            query_growth: self.query_growth()?,
             attention_softcap: self.softcap(raw.attn_logit_softcapping, 50.0),
             logit_softcap: self.softcap(raw.final_logit_softcapping, 30.0),
             embedding_scale: if family.is_gemma() {
@@ -403,6 +404,12 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
         .any(|theta| theta.is_nan() || *theta < 1.0)
     {
         return bad("rope_theta", "is less than 1".into());
+    }
+    if let Some(QueryGrowth { slope, period }) = config.query_growth
+        && (!slope.is_finite() || slope < 0.0 || period == 0)
+    {
+        let problem = format!("is {slope} in each {period} tokens");
+        return bad("growth of queries", problem);
     }
     if let RopeScaling::Yarn {
         original_context_length,

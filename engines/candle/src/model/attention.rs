@@ -109,6 +109,17 @@ impl Attention {
         }
     }
 
+    /// `qkv` with queries that are multiplied by each row's factor, `[rows, 1]`.
+    pub(super) fn scale_queries(&self, qkv: &Tensor, factors: &Tensor) -> Result<Tensor> {
+        let queries = self.heads.num_heads * self.heads.head_dim;
+        let others = self.heads.qkv_width() - queries;
+        let parts = [
+            qkv.narrow(1, 0, queries)?.broadcast_mul(factors)?,
+            qkv.narrow(1, queries, others)?.contiguous()?,
+        ];
+        Tensor::cat(&parts, 1)?.contiguous()
+    }
+
     /// The inputs of a plan for layers like this.
     pub(super) fn plan_for<'a>(&self, frequencies: &'a [Frequencies], kv: &KvCache) -> PlanFor<'a> {
         PlanFor {

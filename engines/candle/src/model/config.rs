@@ -51,6 +51,8 @@ pub struct ModelConfig {
     pub window: Option<SlidingWindow>,
     /// The factor of attention scores; `1 / sqrt(head_dim)` unless the model overrides it.
     pub attention_scale: f32,
+    /// How queries grow with their position (Ministral 3).
+    pub query_growth: Option<QueryGrowth>,
     /// `cap * tanh(score / cap)` of attention scores (Gemma 2).
     pub attention_softcap: Option<f32>,
     /// `cap * tanh(logit / cap)` of logits (Gemma 2).
@@ -175,6 +177,26 @@ pub struct Rope {
     pub is_paired: bool,
     /// The period of layers without rotation (SmolLM3, EXAONE 4, Cohere 2): layer `i` if `(i + 1) % n == 0`.
     pub still_every: Option<usize>,
+}
+
+/// How queries grow with their position: by the factor `1 + slope * ln(1 + floor(position / period))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryGrowth {
+    /// Not negative.
+    pub slope: f32,
+    /// The original context length in tokens, at least 1.
+    pub period: usize,
+}
+
+impl QueryGrowth {
+    /// The factor of queries at `position`.
+    pub(crate) fn factor(self, position: u32) -> f32 {
+        let period = u32::try_from(self.period).unwrap_or(u32::MAX);
+        let periods = position.checked_div(period).unwrap_or(0);
+        #[expect(clippy::cast_precision_loss, reason = "few periods")]
+        let periods = periods as f32;
+        1.0 + self.slope * (1.0 + periods).ln()
+    }
 }
 
 /// How rotary frequencies are scaled.

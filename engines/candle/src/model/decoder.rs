@@ -9,7 +9,7 @@ use self::build::Builder;
 use super::attention::plan::{Places, Plan};
 use super::attention::{Attention, Step};
 use super::batch::{BatchError, BatchLimits, StepBatch};
-use super::config::ModelConfig;
+use super::config::{ModelConfig, QueryGrowth};
 use super::experts::ExpertMixture;
 use super::feed_forward::FeedForward;
 use super::kv_cache::{KvCache, LayerKv};
@@ -31,6 +31,7 @@ pub struct Model {
     output: Linear,
     logit_scale: f32,
     logit_softcap: Option<f32>,
+    query_growth: Option<QueryGrowth>,
     /// The frequencies of all kinds of layers.
     frequencies: Vec<Frequencies>,
     vocab_size: usize,
@@ -153,12 +154,29 @@ impl Model {
     ) -> candle_core::Result<Tensor> {
         let mut stream = Stream { x, delta: None };
         let kv_layers = kv.num_layers().max(1);
+        let query_factors = self.query_factors(batch)?;
+        let query_factors = query_factors.as_ref();
         for (index, layer) in self.layers.iter().enumerate() {
             let beside = Beside::layer(batch, index);
             let kv = kv.layer(index % kv_layers);
-            layer.forward(&mut stream, step, kv, batch, beside)?;
+            layer.forward(&mut stream, step, kv, batch, beside, query_factors)?;
         }
         stream.into_sum()
+    }
+
+    /// The factor of each row's queries, `[rows, 1]`; `None` if all are 1.
+    fn query_factors(&self, batch: &StepBatch) -> candle_core::Result<Option<Tensor>> {
+        let Some(growth) = self.query_growth else {
+            return Ok(None);
+        };
+        let positions = batch.positions.iter();
+        let factors: Vec<f32> = positions.map(|at| growth.factor(*at)).collect();
+        if factors.iter().all(|factor| *factor == 1.0) {
+            return Ok(None);
+        }
+        let shape = (factors.len(), 1);
+        let factors = Tensor::from_vec(factors, shape, &self.device)?;
+        factors.to_dtype(self.dtype()).map(Some)
     }
 
     fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
@@ -237,12 +255,14 @@ impl Model {
 
 impl Model {
     /// Whether a step consists only of kernels. A mixture of experts returns to the CPU to group rows by expert. Candle's
-    /// operations with quantized weights cannot be recorded, nor those that send the shape of a part of a tensor to the GPU.
+    /// operations with quantized weights cannot be recorded, nor those that send the shape of a part of a tensor, or
+    /// factors by position, to the GPU.
     #[cfg(any(feature = "cuda", test))]
     pub(super) fn can_be_recorded(&self) -> bool {
         !self.embedding.is_quantized()
             && !self.output.is_quantized()
             && self.norm.is_one_kernel()
+            && self.query_growth.is_none()
             && self.layers.iter().all(Layer::can_be_recorded)
     }
 }
@@ -332,11 +352,17 @@ impl Layer {
         kv: LayerKv<'_>,
         batch: &StepBatch,
         beside: Beside<'_>,
+        query_factors: Option<&Tensor>,
     ) -> candle_core::Result<()> {
         let x = stream.normed(self.input_norm.as_ref())?;
         let qkv = beside.add(Site::Qkv, &x, self.qkv.forward(&x)?)?;
         let qkv = match &self.query_key_norms {
             Some(norms) => norms.forward(&qkv)?,
+            None => qkv,
+        };
+        // Rotation keeps the factor.
+        let qkv = match query_factors {
+            Some(factors) => self.attention.scale_queries(&qkv, factors)?,
             None => qkv,
         };
         let attended = self.attention.forward(&qkv, step, kv, batch)?;

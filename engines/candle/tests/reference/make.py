@@ -147,6 +147,19 @@ MODELS = {
         "hunyuan_v1_dense",
         dict(rope=dict(rope_type="dynamic", alpha=50.0, factor=1.0, rope_theta=10000.0)),
     ),
+    "ministral3": (
+        "ministral3",
+        dict(
+            rope=dict(
+                YARN,
+                factor=16.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.5,
+            ),
+        ),
+    ),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

@@ -23,6 +23,7 @@ pub(super) enum Family {
     Exaone4,
     Cohere2,
     Hunyuan,
+    Ministral3,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -30,7 +31,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 23] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 24] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -54,6 +55,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 23] = [
         Family::Hunyuan,
         "hunyuan-dense",
     ),
+    ("Ministral3ForCausalLM", Family::Ministral3, "mistral3"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -301,6 +303,18 @@ impl Family {
                 naming: Naming::Hunyuan,
                 rms_norm_eps: 1e-5,
                 query_key_norm: QueryKeyNorm::RotatedHeads,
+                ..USUAL
+            },
+            Self::Ministral3 => Facts {
+                rms_norm_eps: 1e-5,
+                theta: 1_000_000.0,
+                head_dim: Some(128),
+                qkv_bias: Bias::Always(false),
+                output_bias: Bias::Always(false),
+                windows: Windows::Usual {
+                    size_tokens: None,
+                    full_every: None,
+                },
                 ..USUAL
             },
             Self::Olmo2 => Facts {

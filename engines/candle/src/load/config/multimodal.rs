@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// The supported models: the architecture, the `model_type` of its language model, and the architecture which that has alone.
-const MULTIMODAL: [(&str, &str, &str); 2] = [
+const MULTIMODAL: [(&str, &str, &str); 3] = [
     (
         "Gemma3ForConditionalGeneration",
         "gemma3_text",
@@ -13,6 +13,11 @@ const MULTIMODAL: [(&str, &str, &str); 2] = [
         "Mistral3ForConditionalGeneration",
         "mistral",
         "MistralForCausalLM",
+    ),
+    (
+        "Mistral3ForConditionalGeneration",
+        "ministral3",
+        "Ministral3ForCausalLM",
     ),
 ];
 

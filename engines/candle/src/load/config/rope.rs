@@ -6,7 +6,7 @@ use super::family::{Family, WindowTheta};
 use super::window::period;
 use super::{Source, single};
 use crate::error::LoadError;
-use crate::model::config::{Rope, RopeScaling};
+use crate::model::config::{QueryGrowth, Rope, RopeScaling};
 
 /// How frequencies are scaled, and the amplitude of rotated dimensions.
 type Scaling = (RopeScaling, f32);
@@ -77,6 +77,21 @@ impl Source<'_> {
         let object = self.scaling_object();
         let is_named = object.is_some_and(|object| self.names_original_context(object));
         context_length(self.raw.max_position_embeddings, scaling, is_named)
+    }
+
+    pub(super) fn query_growth(&self) -> Result<Option<QueryGrowth>, LoadError> {
+        let of = |object: &Value| object.get("llama_4_scaling_beta")?.as_f64();
+        let Some(object) = self.scaling_object() else {
+            return Ok(None);
+        };
+        let slope = of(object).filter(|_| self.family == Family::Ministral3);
+        let Some(slope) = slope else {
+            return Ok(None);
+        };
+        Ok(Some(QueryGrowth {
+            slope: single(slope),
+            period: self.original_context(object)?,
+        }))
     }
 
     /// The period of layers without rotation: one in that many.

@@ -12,11 +12,12 @@ use crate::load::config::rope::{context_length, yarn_amplitude};
 use crate::load::config::window::period;
 use crate::load::config::{self, attention_scale};
 use crate::model::config::{
-    Activation, BlockNorms, Experts, ModelConfig, NormKind, QueryKeyNorm, Rope, RopeScaling,
-    SlidingWindow,
+    Activation, BlockNorms, Experts, ModelConfig, NormKind, QueryGrowth, QueryKeyNorm, Rope,
+    RopeScaling, SlidingWindow,
 };
 
-/// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small mistral3.
+/// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small and Ministral 3
+/// mistral3.
 const ARCHITECTURES: [&str; 17] = [
     "llama",
     "qwen2",
@@ -178,10 +179,6 @@ pub(crate) fn read(
     metadata: Metadata<'_>,
     frequencies: Option<Vec<f32>>,
 ) -> Result<ModelConfig, LoadError> {
-    let key = "attention.temperature_scale";
-    if let Some(scale) = metadata.float(key)?.filter(|scale| *scale != 0.0) {
-        return metadata.unsupported(key, scale, "it must be 0; Ministral 3 has it");
-    }
     if let Some(layers @ 1..) = metadata.size("nextn_predict_layers")? {
         return metadata.unsupported("nextn_predict_layers", layers, "it must be 0");
     }
@@ -252,6 +249,7 @@ pub(crate) fn read(
             Some(scale) if scale > 0.0 => scale,
             Some(_) | None => attention_scale(query_scale),
         },
+        query_growth: query_growth(metadata)?,
         attention_softcap: softcap(metadata, "attn_logit_softcapping", 50.0)?,
         logit_softcap: softcap(metadata, "final_logit_softcapping", 30.0)?,
         embedding_scale: if is_gemma {
@@ -270,6 +268,15 @@ pub(crate) fn read(
     };
     config::check(metadata.path, &config)?;
     Ok(config)
+}
+
+fn query_growth(metadata: Metadata<'_>) -> Result<Option<QueryGrowth>, LoadError> {
+    let slope = metadata.single("attention.temperature_scale")?;
+    let Some(slope) = slope.filter(|slope| *slope != 0.0) else {
+        return Ok(None);
+    };
+    let period = metadata.required_size(ORIGINAL_CONTEXT)?;
+    Ok(Some(QueryGrowth { slope, period }))
 }
 
 fn query_key_norm(metadata: Metadata<'_>) -> QueryKeyNorm {

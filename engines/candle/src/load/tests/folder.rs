@@ -105,6 +105,7 @@ fn the_language_model_of_a_model_of_images_is_read() {
     for (name, architecture) in [
         ("gemma3", "Gemma3ForConditionalGeneration"),
         ("mistral", "Mistral3ForConditionalGeneration"),
+        ("ministral3", "Mistral3ForConditionalGeneration"),
     ] {
         let alone = logits(&reference(name), Quantization::None);
         for (layers, head) in [

@@ -152,9 +152,8 @@ fn variants_that_would_be_computed_wrongly_are_refused() {
     assert_variant("qwen3moe", "a", Entry::Bool(true), expected);
     let expected = "llama.expert_used_count: missing";
     assert_variant("llama", "expert_count", Entry::U32(8), expected);
-    let expected = "mistral3.attention.temperature_scale = 0.5 is not supported";
-    let key = "attention.temperature_scale";
-    assert_variant("mistral3", key, Entry::F32(0.5), expected);
+    let expected = "glm4.nextn_predict_layers = 1 is not supported";
+    assert_variant("glm4", "nextn_predict_layers", Entry::U32(1), expected);
     let expected = "mamba is not supported; supported are llama, qwen2";
     assert_variant("mamba", "a", Entry::Bool(true), expected);
     let expected = "llama.embedding_length: is no size";

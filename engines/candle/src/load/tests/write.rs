@@ -246,6 +246,9 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
         own.push(("residual_scale", Entry::F32(config.residual_scale)));
         own.push(("embedding_scale", Entry::F32(config.embedding_scale)));
     }
+    if let Some(growth) = config.query_growth {
+        own.push(("attention.temperature_scale", Entry::F32(growth.slope)));
+    }
     if let Some(cap) = config.attention_softcap {
         own.push(("attn_logit_softcapping", Entry::F32(cap)));
     }

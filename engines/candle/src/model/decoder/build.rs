@@ -77,6 +77,7 @@ impl<'a> Builder<'a> {
             output,
             logit_scale: config.logit_scale,
             logit_softcap: config.logit_softcap,
+            query_growth: config.query_growth,
             frequencies: self.frequencies,
             vocab_size,
             device: self.weights.device().clone(),

@@ -111,7 +111,7 @@ fn a_step_with_any_quantized_matrix_is_not_recorded() {
     ] {
         assert!(!can_be_recorded(model, part), "{part}");
     }
-    for model in ["gpt-oss-bf16", "olmo2", "cohere2"] {
+    for model in ["gpt-oss-bf16", "olmo2", "cohere2", "ministral3"] {
         assert!(!can_be_recorded(model, "none"), "{model}");
     }
 }
