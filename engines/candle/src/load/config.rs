@@ -69,6 +69,7 @@ struct Raw {
     no_rope_layer_interval: Option<usize>,
     swiglu_alpha: Option<f64>,
     swiglu_limit: Option<f64>,
+    clip_qkv: Option<f64>,
     embedding_multiplier: Option<f64>,
     attention_multiplier: Option<f64>,
     residual_multiplier: Option<f64>,
@@ -263,6 +264,9 @@ impl Source<'_> {
     fn refuse_variants(&self) -> Result<(), LoadError> {
         if self.raw.use_bidirectional_attention == Some(true) {
             return self.unsupported("use_bidirectional_attention", true, "it must be false");
+        }
+        if let Some(clip) = self.raw.clip_qkv {
+            return self.unsupported("clip_qkv", clip, "it must be null");
         }
         if self.family == Family::Granite4 {
             self.refuse_hybrids()?;

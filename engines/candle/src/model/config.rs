@@ -111,7 +111,7 @@ pub enum QueryKeyNorm {
     Heads,
     /// Each head after it rotated (Hunyuan).
     RotatedHeads,
-    /// The queries of all heads together before they rotate, and the keys likewise (OLMo 2 and 3).
+    /// The queries of all heads together before they rotate, and the keys likewise (OLMo 2 and 3, OLMoE).
     Whole,
 }
 

@@ -21,7 +21,8 @@ impl Source<'_> {
         Ok(Some(Experts {
             count: raw.num_experts.or(raw.num_local_experts).unwrap_or(count),
             per_token: raw.num_experts_per_tok.unwrap_or(per_token),
-            is_normalized: self.family != Family::Qwen3Moe || raw.norm_topk_prob.unwrap_or(false),
+            is_normalized: raw.norm_topk_prob.unwrap_or(false)
+                || !matches!(self.family, Family::Qwen3Moe | Family::Olmoe),
             has_router_bias: self.family == Family::GptOss,
         }))
     }

@@ -24,6 +24,7 @@ pub(super) enum Family {
     Cohere2,
     Hunyuan,
     Ministral3,
+    Olmoe,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -31,7 +32,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 24] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 25] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -56,6 +57,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 24] = [
         "hunyuan-dense",
     ),
     ("Ministral3ForCausalLM", Family::Ministral3, "mistral3"),
+    ("OlmoeForCausalLM", Family::Olmoe, "olmoe"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -315,6 +317,12 @@ impl Family {
                     size_tokens: None,
                     full_every: None,
                 },
+                ..USUAL
+            },
+            Self::Olmoe => Facts {
+                rms_norm_eps: 1e-5,
+                query_key_norm: QueryKeyNorm::Whole,
+                experts: Some((64, 8)),
                 ..USUAL
             },
             Self::Olmo2 => Facts {

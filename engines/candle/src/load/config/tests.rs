@@ -60,6 +60,7 @@ fn every_architecture_is_read() {
         ("cohere2", "cohere2"),
         ("hunyuan", "hunyuan-dense"),
         ("ministral3", "mistral3"),
+        ("olmoe", "olmoe"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),

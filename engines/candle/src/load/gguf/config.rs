@@ -4,21 +4,24 @@
 //! The keys are those of ggml's `docs/gguf.md`. What llama.cpp assumes (Gemma's windows, softcaps and scales) is assumed here
 //! too.
 
+mod experts;
+
 use std::path::Path;
 
+use self::experts::{experts, intermediate_size};
 use super::header::{Header, Value};
 use crate::error::LoadError;
 use crate::load::config::rope::{context_length, yarn_amplitude};
 use crate::load::config::window::period;
 use crate::load::config::{self, attention_scale};
 use crate::model::config::{
-    Activation, BlockNorms, Experts, ModelConfig, NormKind, QueryGrowth, QueryKeyNorm, Rope,
-    RopeScaling, SlidingWindow,
+    Activation, BlockNorms, ModelConfig, NormKind, QueryGrowth, QueryKeyNorm, Rope, RopeScaling,
+    SlidingWindow,
 };
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small and Ministral 3
 /// mistral3.
-const ARCHITECTURES: [&str; 17] = [
+const ARCHITECTURES: [&str; 18] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -36,6 +39,7 @@ const ARCHITECTURES: [&str; 17] = [
     "exaone4",
     "cohere2",
     "hunyuan-dense",
+    "olmoe",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";
@@ -282,7 +286,7 @@ fn query_growth(metadata: Metadata<'_>) -> Result<Option<QueryGrowth>, LoadError
 fn query_key_norm(metadata: Metadata<'_>) -> QueryKeyNorm {
     if !metadata.has("blk.0.attn_q_norm.weight") {
         QueryKeyNorm::None
-    } else if metadata.architecture == "olmo2" {
+    } else if matches!(metadata.architecture, "olmo2" | "olmoe") {
         QueryKeyNorm::Whole
     } else if metadata.architecture == "hunyuan-dense" {
         QueryKeyNorm::RotatedHeads
@@ -302,44 +306,6 @@ fn block_norms(metadata: Metadata<'_>) -> BlockNorms {
         BlockNorms::Both
     } else {
         BlockNorms::Outputs
-    }
-}
-
-/// The experts of a layer; `None` without experts.
-fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
-    let is_always = metadata.architecture == "qwen3moe";
-    let count = match metadata.size("expert_count")? {
-        Some(count @ 1..) => count,
-        Some(0) | None if is_always => return metadata.bad("expert_count", "missing"),
-        Some(_) | None => return Ok(None),
-    };
-    if !is_always && metadata.architecture != "llama" {
-        let fix = "files of llama and qwen3moe may have experts";
-        return metadata.unsupported("expert_count", count, fix);
-    }
-    for key in ["expert_shared_count", "leading_dense_block_count"] {
-        if let Some(value @ 1..) = metadata.size(key)? {
-            return metadata.unsupported(key, value, "it must be 0");
-        }
-    }
-    Ok(Some(Experts {
-        count,
-        per_token: metadata.required_size("expert_used_count")?,
-        is_normalized: true,
-        has_router_bias: false,
-    }))
-}
-
-/// The width inside the feed-forward block, or inside one expert.
-fn intermediate_size(metadata: Metadata<'_>, has_experts: bool) -> Result<usize, LoadError> {
-    let of_experts = if has_experts {
-        metadata.size("expert_feed_forward_length")?
-    } else {
-        None
-    };
-    match of_experts {
-        Some(size) => Ok(size),
-        None => metadata.required_size("feed_forward_length"),
     }
 }
 

@@ -1,0 +1,46 @@
+//! Reads [`Experts`] from a GGUF file's metadata.
+
+use super::Metadata;
+use crate::error::LoadError;
+use crate::model::config::Experts;
+
+/// The experts of a layer; `None` without experts.
+pub(super) fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
+    let is_always = matches!(metadata.architecture, "qwen3moe" | "olmoe");
+    let count = match metadata.size("expert_count")? {
+        Some(count @ 1..) => count,
+        Some(0) | None if is_always => return metadata.bad("expert_count", "missing"),
+        Some(_) | None => return Ok(None),
+    };
+    if !is_always && metadata.architecture != "llama" {
+        let fix = "files of llama, qwen3moe and olmoe may have experts";
+        return metadata.unsupported("expert_count", count, fix);
+    }
+    for key in ["expert_shared_count", "leading_dense_block_count"] {
+        if let Some(value @ 1..) = metadata.size(key)? {
+            return metadata.unsupported(key, value, "it must be 0");
+        }
+    }
+    Ok(Some(Experts {
+        count,
+        per_token: metadata.required_size("expert_used_count")?,
+        is_normalized: metadata.architecture != "olmoe",
+        has_router_bias: false,
+    }))
+}
+
+/// The width inside the feed-forward block, or inside one expert.
+pub(super) fn intermediate_size(
+    metadata: Metadata<'_>,
+    has_experts: bool,
+) -> Result<usize, LoadError> {
+    let of_experts = if has_experts {
+        metadata.size("expert_feed_forward_length")?
+    } else {
+        None
+    };
+    match of_experts {
+        Some(size) => Ok(size),
+        None => metadata.required_size("feed_forward_length"),
+    }
+}
