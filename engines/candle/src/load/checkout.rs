@@ -35,6 +35,8 @@ pub(crate) enum Naming {
     Glm,
     /// Granite 4's: the feed-forward block is called as the shared expert of its models with experts.
     Granite4,
+    /// Granite's with experts: a layer's experts share tensors, in which the rows of gate come before those of up.
+    GraniteMoe,
     /// Hunyuan's: the norms of queries and keys are layer norms by name.
     Hunyuan,
     /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up alternate.
@@ -50,6 +52,7 @@ impl Naming {
             Self::Phi3 => fused(name, config, FUSED).unwrap_or_else(|| Place::whole(name.to_owned())),
             Self::Glm => glm(name, config),
             Self::Granite4 => granite4(name, config),
+            Self::GraniteMoe => granite_moe(name, config),
             Self::Hunyuan => Place::whole(
                 name.replace(".q_norm.", ".query_layernorm.")
                     .replace(".k_norm.", ".key_layernorm."),
@@ -82,6 +85,31 @@ fn granite4(name: &str, config: &ModelConfig) -> Place {
     fused_gate_up(name, config, GRANITE4).unwrap_or_else(|| {
         Place::whole(name.replace(".mlp.down_proj.", ".shared_mlp.output_linear."))
     })
+}
+
+fn granite_moe(name: &str, config: &ModelConfig) -> Place {
+    const BLOCK: &str = "block_sparse_moe";
+    let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) else {
+        return Place::whole(name.replace(".mlp.gate.", &format!(".{BLOCK}.router.layer.")));
+    };
+    let (hidden, wide) = (config.hidden_size, config.intermediate_size);
+    let input = ("input_linear", [2 * wide, hidden]);
+    let ((own, [rows, columns]), first, own_rows) = match expert.projection {
+        "gate_proj" => (input, 0, wide),
+        "up_proj" => (input, wide, wide),
+        _ => (("output_linear", [hidden, wide]), 0, hidden),
+    };
+    let part = PartOf {
+        whole: vec![experts.count, rows, columns],
+        first: expert.expert.saturating_mul(rows).saturating_add(first),
+        shape: vec![own_rows, columns],
+        step: 1,
+    };
+    let (layer, kind) = (expert.layer, expert.kind);
+    Place {
+        part: Some(part),
+        ..Place::whole(format!("model.layers.{layer}.{BLOCK}.{own}.{kind}"))
+    }
 }
 
 fn glm(name: &str, config: &ModelConfig) -> Place {

@@ -95,7 +95,10 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
     if let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) {
         return expert_place(expert, experts, config);
     }
-    let is_paired = matches!(architecture, "llama" | "smollm3" | "mistral3" | "granite");
+    let is_paired = matches!(
+        architecture,
+        "llama" | "smollm3" | "mistral3" | "granite" | "granitemoe"
+    );
     let rows = row_order(name, config, is_paired);
     if let Some((layer, module, kind)) = of_layer(name)
         && (architecture == "phi3" || architecture == "glm4" && module.starts_with("mlp."))

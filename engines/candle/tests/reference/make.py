@@ -164,6 +164,10 @@ MODELS = {
         "olmoe",
         dict(hidden_size=64, intermediate_size=48, num_experts=6, num_experts_per_tok=2),
     ),
+    "granite-moe": (
+        "granitemoe",
+        dict(GRANITE, intermediate_size=48, num_local_experts=6, num_experts_per_tok=2),
+    ),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

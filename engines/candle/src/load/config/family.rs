@@ -25,6 +25,7 @@ pub(super) enum Family {
     Hunyuan,
     Ministral3,
     Olmoe,
+    GraniteMoe,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -32,7 +33,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 25] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 26] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -58,6 +59,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 25] = [
     ),
     ("Ministral3ForCausalLM", Family::Ministral3, "mistral3"),
     ("OlmoeForCausalLM", Family::Olmoe, "olmoe"),
+    ("GraniteMoeForCausalLM", Family::GraniteMoe, "granitemoe"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -162,7 +164,7 @@ impl Family {
     }
 
     pub(super) const fn is_granite(self) -> bool {
-        matches!(self, Self::Granite | Self::Granite4)
+        matches!(self, Self::Granite | Self::Granite4 | Self::GraniteMoe)
     }
 
     pub(super) const fn facts(self) -> Facts {
@@ -323,6 +325,11 @@ impl Family {
                 rms_norm_eps: 1e-5,
                 query_key_norm: QueryKeyNorm::Whole,
                 experts: Some((64, 8)),
+                ..USUAL
+            },
+            Self::GraniteMoe => Facts {
+                naming: Naming::GraniteMoe,
+                experts: Some((8, 2)),
                 ..USUAL
             },
             Self::Olmo2 => Facts {

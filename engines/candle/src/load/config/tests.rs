@@ -61,6 +61,7 @@ fn every_architecture_is_read() {
         ("hunyuan", "hunyuan-dense"),
         ("ministral3", "mistral3"),
         ("olmoe", "olmoe"),
+        ("granite-moe", "granitemoe"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),

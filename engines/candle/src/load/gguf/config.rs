@@ -21,7 +21,7 @@ use crate::model::config::{
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small and Ministral 3
 /// mistral3.
-const ARCHITECTURES: [&str; 18] = [
+const ARCHITECTURES: [&str; 19] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -40,6 +40,7 @@ const ARCHITECTURES: [&str; 18] = [
     "cohere2",
     "hunyuan-dense",
     "olmoe",
+    "granitemoe",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";
@@ -187,7 +188,9 @@ pub(crate) fn read(
         return metadata.unsupported("nextn_predict_layers", layers, "it must be 0");
     }
     let key = "rope.scaling.finetuned";
-    if metadata.architecture == "granite" && metadata.get(key) == Some(&Value::Bool(false)) {
+    if metadata.architecture.starts_with("granite")
+        && metadata.get(key) == Some(&Value::Bool(false))
+    {
         return metadata.unsupported(key, false, "it must be true: positions rotate");
     }
     let key = "rope.dimension_sections";

@@ -240,7 +240,7 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     if architecture == "cohere2" {
         own.push(("logit_scale", Entry::F32(config.logit_scale)));
     }
-    if architecture == "granite" {
+    if architecture.starts_with("granite") {
         let divisor = Entry::F32(config.logit_scale.recip());
         own.push(("logit_scale", divisor));
         own.push(("residual_scale", Entry::F32(config.residual_scale)));

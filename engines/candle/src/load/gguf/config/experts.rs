@@ -6,17 +6,21 @@ use crate::model::config::Experts;
 
 /// The experts of a layer; `None` without experts.
 pub(super) fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
-    let is_always = matches!(metadata.architecture, "qwen3moe" | "olmoe");
+    let is_always = matches!(metadata.architecture, "qwen3moe" | "olmoe" | "granitemoe");
     let count = match metadata.size("expert_count")? {
         Some(count @ 1..) => count,
         Some(0) | None if is_always => return metadata.bad("expert_count", "missing"),
         Some(_) | None => return Ok(None),
     };
     if !is_always && metadata.architecture != "llama" {
-        let fix = "files of llama, qwen3moe and olmoe may have experts";
+        let fix = "files of llama, qwen3moe, olmoe and granitemoe may have experts";
         return metadata.unsupported("expert_count", count, fix);
     }
-    for key in ["expert_shared_count", "leading_dense_block_count"] {
+    for key in [
+        "expert_shared_count",
+        "expert_shared_feed_forward_length",
+        "leading_dense_block_count",
+    ] {
         if let Some(value @ 1..) = metadata.size(key)? {
             return metadata.unsupported(key, value, "it must be 0");
         }
