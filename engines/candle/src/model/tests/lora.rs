@@ -21,9 +21,24 @@ const FUSED_MODULES: [&str; 4] = [
     "mlp.down_proj",
 ];
 
+/// Modules of GLM's checkouts.
+const GLM_MODULES: [&str; 6] = [
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_up_proj",
+    "mlp.down_proj",
+];
+
+/// Granite 4 gives its feed-forward block names that adapters must not have.
+const OF_ATTENTION: &[&str] = USUAL_MODULES.split_at(4).0;
+
 fn modules(name: &str) -> &'static [&'static str] {
     match name {
         "phi3" | "phi4-mini" => &FUSED_MODULES,
+        "glm" | "glm4" => &GLM_MODULES,
+        "granite4" => OF_ATTENTION,
         _ => &USUAL_MODULES,
     }
 }
