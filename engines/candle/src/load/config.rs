@@ -37,6 +37,7 @@ struct Raw {
     attention_bias: Option<bool>,
     attention_out_bias: Option<bool>,
     use_bias: Option<bool>,
+    qkv_bias: Option<bool>,
     mlp_bias: Option<bool>,
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,
@@ -62,6 +63,7 @@ struct Raw {
     num_local_experts: Option<usize>,
     num_experts_per_tok: Option<usize>,
     moe_intermediate_size: Option<usize>,
+    shared_expert_intermediate_size: Option<usize>,
     norm_topk_prob: Option<bool>,
     decoder_sparse_step: Option<usize>,
     mlp_only_layers: Option<Vec<usize>>,
@@ -166,6 +168,8 @@ impl Source<'_> {
         let rope = self.rope()?;
         let (qkv_bias, output_bias, mlp_bias) = if family == Family::Ernie45 {
             (raw.use_bias, raw.use_bias, raw.use_bias)
+        } else if family == Family::Qwen2Moe {
+            (raw.qkv_bias, None, None)
         } else if family == Family::SeedOss {
             (raw.attention_bias, raw.attention_out_bias, raw.mlp_bias)
         } else {
@@ -177,6 +181,8 @@ impl Source<'_> {
             // The width inside one expert, if there are experts.
             intermediate_size: if family == Family::Qwen3Moe {
                 raw.moe_intermediate_size.unwrap_or(768)
+            } else if family == Family::Qwen2Moe {
+                raw.moe_intermediate_size.unwrap_or(1408)
             } else if family == Family::Granite4 {
                 raw.shared_intermediate_size.unwrap_or(1024)
             } else {

@@ -111,8 +111,17 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
         });
     }
     let has_post_norms = config.block_norms.has_outputs() || architecture == SEED_OSS;
+    let hidden = config.hidden_size;
+    let is_shared_gate = of_layer(name).is_some_and(|(_, module, _)| module == names::SHARED_GATE);
+    let gate = PartOf {
+        whole: vec![hidden],
+        first: 0,
+        shape: vec![1, hidden],
+        step: 1,
+    };
     Some(Place {
         rows,
+        part: is_shared_gate.then_some(gate),
         ..Place::whole(names::gguf_name(name, has_post_norms)?)
     })
 }

@@ -44,7 +44,7 @@ impl Place {
     pub(crate) fn cut<'a>(&self, raw: RawTensor<'a>) -> Result<RawTensor<'a>, Vec<usize>> {
         let mut raw = match &self.part {
             None => raw,
-            Some(part) if raw.shape == part.whole => raw.part(part.first, &part.shape, part.step),
+            Some(part) if sizes(&raw.shape) == sizes(&part.whole) => raw.part(part.first, &part.shape, part.step),
             Some(part) => return Err(part.whole.clone()),
         };
         if let Some(part) = self.part.as_ref().filter(|part| part.step > 1) {
@@ -65,6 +65,12 @@ impl Place {
         };
         Ok(raw)
     }
+}
+
+/// A shape without leading ones, which some files leave out.
+fn sizes(shape: &[usize]) -> &[usize] {
+    let ones = shape.iter().take_while(|size| **size == 1).count();
+    shape.get(ones..).unwrap_or_default()
 }
 
 /// The order of a tensor's rows in files. Queries and keys have heads; `is_paired` tells that their rows rotate in pairs though

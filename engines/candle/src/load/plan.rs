@@ -66,7 +66,7 @@ impl Plan {
         }
         let prefix = format!("{prefix}.mlp");
         let Some(experts) = config.experts else {
-            self.feed_forward(&prefix, config);
+            self.feed_forward(&prefix, config, config.intermediate_size);
             return;
         };
         let router = format!("{prefix}.gate");
@@ -75,12 +75,18 @@ impl Plan {
             self.push(format!("{router}.bias"), vec![experts.count], None);
         }
         for expert in 0..experts.count {
-            self.feed_forward(&format!("{prefix}.experts.{expert}"), config);
+            let prefix = format!("{prefix}.experts.{expert}");
+            self.feed_forward(&prefix, config, config.intermediate_size);
+        }
+        if let Some(wide) = experts.shared_size {
+            let prefix = format!("{prefix}.shared_expert");
+            self.matrix(&format!("{prefix}_gate"), 1, hidden, Part::Router);
+            self.feed_forward(&prefix, config, wide);
         }
     }
 
-    fn feed_forward(&mut self, prefix: &str, config: &ModelConfig) {
-        let (hidden, wide) = (config.hidden_size, config.intermediate_size);
+    fn feed_forward(&mut self, prefix: &str, config: &ModelConfig, wide: usize) {
+        let hidden = config.hidden_size;
         for (name, rows, columns) in [
             ("gate", wide, hidden),
             ("up", wide, hidden),

@@ -89,7 +89,9 @@ impl ModelConfig {
     pub(crate) fn step_numbers_per_token(&self) -> usize {
         let hidden = self.hidden_size.max(self.num_heads * self.head_dim);
         let kv = 2 * self.num_kv_heads * self.head_dim;
-        8 * hidden + 3 * self.intermediate_size + kv
+        let shared = self.experts.and_then(|experts| experts.shared_size);
+        let wide = self.intermediate_size.max(shared.unwrap_or(0));
+        8 * hidden + 3 * wide + kv
     }
 }
 
@@ -157,6 +159,8 @@ pub struct Experts {
     pub is_normalized: bool,
     /// Whether router logits have a bias (gpt-oss).
     pub has_router_bias: bool,
+    /// Width inside the expert that each row goes to beside the chosen ones, weighted by a gate of its own (Qwen2-MoE).
+    pub shared_size: Option<usize>,
 }
 
 /// Rotary position embedding over the halves of a head (the layout of `transformers`; `load` reorders rows of files with

@@ -19,6 +19,23 @@ pub(super) struct ExpertMixture {
     /// As many as `config.count`.
     pub(super) experts: Vec<FeedForward>,
     pub(super) config: Experts,
+    pub(super) shared: Option<SharedExpert>,
+}
+
+/// The expert of all rows.
+#[derive(Debug)]
+pub(super) struct SharedExpert {
+    /// One number per row, whose sigmoid is the weight of the result.
+    pub(super) gate: Linear,
+    pub(super) expert: FeedForward,
+}
+
+impl SharedExpert {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let weights = candle_nn::ops::sigmoid(&self.gate.forward(x)?)?;
+        let result = self.expert.forward(x, Beside::NOTHING)?;
+        result.broadcast_mul(&weights)
+    }
 }
 
 /// A row that goes to an expert, and the weight of its result.
@@ -36,10 +53,14 @@ impl ExpertMixture {
         let visits = host::read(&logits, |logits| visits(logits, self.config))?;
         let busy = self.experts.iter().zip(&visits);
         let busy = busy.filter(|(_, visits)| !visits.is_empty());
-        if x.device().is_cpu() {
-            sum_on_host(x, busy)
+        let sum = if x.device().is_cpu() {
+            sum_on_host(x, busy)?
         } else {
-            sum_by_tensors(x, busy)
+            sum_by_tensors(x, busy)?
+        };
+        match &self.shared {
+            Some(shared) => sum + shared.forward(x)?,
+            None => Ok(sum),
         }
     }
 }
@@ -139,6 +160,7 @@ mod tests {
             per_token,
             is_normalized,
             has_router_bias: false,
+            shared_size: None,
         }
     }
 
@@ -163,6 +185,7 @@ mod tests {
             router: linear(4, 8, 50),
             experts: (0..4).map(expert).collect(),
             config: config(2, true),
+            shared: None,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
 /// Reference models of plain weights. GGUF files cannot hold the last two.
-pub(crate) const MODELS: [&str; 30] = [
+pub(crate) const MODELS: [&str; 31] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -34,6 +34,7 @@ pub(crate) const MODELS: [&str; 30] = [
     "olmo2",
     "olmo3",
     "glm4",
+    "qwen2-moe",
     "granite-moe",
     "olmoe",
     "ministral3",

@@ -168,6 +168,15 @@ MODELS = {
         "granitemoe",
         dict(GRANITE, intermediate_size=48, num_local_experts=6, num_experts_per_tok=2),
     ),
+    "qwen2-moe": (
+        "qwen2_moe",
+        dict(
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=48,
+            shared_expert_intermediate_size=72,
+        ),
+    ),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

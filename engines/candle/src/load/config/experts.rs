@@ -22,8 +22,13 @@ impl Source<'_> {
             count: raw.num_experts.or(raw.num_local_experts).unwrap_or(count),
             per_token: raw.num_experts_per_tok.unwrap_or(per_token),
             is_normalized: raw.norm_topk_prob.unwrap_or(false)
-                || !matches!(self.family, Family::Qwen3Moe | Family::Olmoe),
+                || !matches!(
+                    self.family,
+                    Family::Qwen2Moe | Family::Qwen3Moe | Family::Olmoe
+                ),
             has_router_bias: self.family == Family::GptOss,
+            shared_size: (self.family == Family::Qwen2Moe)
+                .then(|| raw.shared_expert_intermediate_size.unwrap_or(5632)),
         }))
     }
 
@@ -57,6 +62,12 @@ pub(super) fn problem(experts: Experts, num_layers: usize) -> Option<(&'static s
     if count.saturating_mul(num_layers) > MAX_IN_ALL {
         let problem = format!("is {count} in each of {num_layers} layers, which no model has");
         return Some(("number of experts", problem));
+    }
+    if let Some(size) = experts
+        .shared_size
+        .filter(|size| *size == 0 || *size > 1 << 20)
+    {
+        return Some(("size of the shared expert", format!("is {size}")));
     }
     (per_token == 0 || per_token > count).then(|| {
         let problem = format!("is {per_token}; it must be 1 to {count}, the number of experts");

@@ -26,6 +26,7 @@ pub(super) enum Family {
     Ministral3,
     Olmoe,
     GraniteMoe,
+    Qwen2Moe,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -33,7 +34,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 26] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 27] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -60,6 +61,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 26] = [
     ("Ministral3ForCausalLM", Family::Ministral3, "mistral3"),
     ("OlmoeForCausalLM", Family::Olmoe, "olmoe"),
     ("GraniteMoeForCausalLM", Family::GraniteMoe, "granitemoe"),
+    ("Qwen2MoeForCausalLM", Family::Qwen2Moe, "qwen2moe"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -81,7 +83,7 @@ pub(super) struct Facts {
     pub(super) is_paired: bool,
     pub(super) is_tied: bool,
     /// The biases of the projections to queries, keys and values; the key is `attention_bias`, but for Ernie, all of whose biases
-    /// have one key.
+    /// have one key, and Qwen2-MoE.
     pub(super) qkv_bias: Bias,
     /// That of attention's output projection; the key is the same, but for Seed-OSS.
     pub(super) output_bias: Bias,
@@ -330,6 +332,12 @@ impl Family {
             Self::GraniteMoe => Facts {
                 naming: Naming::GraniteMoe,
                 experts: Some((8, 2)),
+                ..USUAL
+            },
+            Self::Qwen2Moe => Facts {
+                qkv_bias: Bias::ByDefault(true),
+                output_bias: Bias::Always(false),
+                experts: Some((60, 4)),
                 ..USUAL
             },
             Self::Olmo2 => Facts {

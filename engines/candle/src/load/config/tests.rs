@@ -62,6 +62,7 @@ fn every_architecture_is_read() {
         ("ministral3", "mistral3"),
         ("olmoe", "olmoe"),
         ("granite-moe", "granitemoe"),
+        ("qwen2-moe", "qwen2moe"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),
@@ -104,6 +105,7 @@ fn experts_are_read() {
         per_token,
         is_normalized,
         has_router_bias: false,
+        shared_size: None,
     };
     assert_eq!(qwen3.experts, Some(experts(8, 3, true)));
     assert_eq!(qwen3.intermediate_size, 64);
@@ -138,6 +140,7 @@ fn gpt_oss_has_sinks_biases_and_windows() {
         per_token: 2,
         is_normalized: true,
         has_router_bias: true,
+        shared_size: None,
     };
     assert_eq!(config.experts, Some(experts));
     assert_eq!(config.activation, Activation::ClampedSwish { limit: 1.0 });

@@ -10,7 +10,9 @@ impl Source<'_> {
         let raw = &self.raw;
         let is_said = raw.use_sliding_window == Some(true);
         let (by_default, full_every) = match self.family.facts().windows {
-            Windows::Never if self.family == Family::SmolLm3 && is_said => {
+            Windows::Never
+                if is_said && matches!(self.family, Family::SmolLm3 | Family::Qwen2Moe) =>
+            {
                 return self.unsupported("use_sliding_window", true, "it must be false");
             }
             Windows::IfSaid if is_said => (None, None),

@@ -21,7 +21,7 @@ use crate::model::config::{
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small and Ministral 3
 /// mistral3.
-const ARCHITECTURES: [&str; 19] = [
+const ARCHITECTURES: [&str; 20] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -41,6 +41,7 @@ const ARCHITECTURES: [&str; 19] = [
     "hunyuan-dense",
     "olmoe",
     "granitemoe",
+    "qwen2moe",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";

@@ -9,8 +9,11 @@ const GLOBAL: [(&str, &str); 3] = [
     ("lm_head.weight", "output.weight"),
 ];
 
+/// The gate of the shared expert: a matrix of one row, which most files have as a vector.
+pub(crate) const SHARED_GATE: &str = "mlp.shared_expert_gate";
+
 /// Modules of a decoder block.
-const MODULES: [(&str, &str); 11] = [
+const MODULES: [(&str, &str); 15] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -22,6 +25,10 @@ const MODULES: [(&str, &str); 11] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    (SHARED_GATE, "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
 /// Matrices of several projections: phi3 files have both, glm4 files the second, which has both products of the feed-forward

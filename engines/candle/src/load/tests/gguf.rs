@@ -146,7 +146,7 @@ fn variants_that_would_be_computed_wrongly_are_refused() {
         let entries = vec![architecture(name), entry(&format!("{name}.{key}"), value)];
         assert_refused(&only(entries), expected);
     };
-    let expected = "qwen2.expert_count = 8 is not supported; files of llama, qwen3moe";
+    let expected = "qwen2.expert_count = 8 is not supported; files of llama, qwen2moe";
     assert_variant("qwen2", "expert_count", Entry::U32(8), expected);
     let expected = "qwen3moe.expert_count: missing";
     assert_variant("qwen3moe", "a", Entry::Bool(true), expected);

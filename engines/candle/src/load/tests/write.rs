@@ -232,6 +232,9 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
     if let Some(experts) = config.experts {
         own.push(("expert_count", size(experts.count)));
         own.push(("expert_used_count", size(experts.per_token)));
+        if let Some(shared) = experts.shared_size {
+            own.push(("expert_shared_feed_forward_length", size(shared)));
+        }
         own.push(("expert_feed_forward_length", size(config.intermediate_size)));
     }
     if let Some(theta) = config.rope.window_theta {

@@ -8,7 +8,7 @@ use crate::error::LoadError;
 use crate::model::attention::{Attention, Sinks};
 use crate::model::config::{BlockNorms, Experts, ModelConfig, NormKind, QueryKeyNorm};
 use crate::model::encoder::layer_norm::LayerNorm;
-use crate::model::experts::ExpertMixture;
+use crate::model::experts::{ExpertMixture, SharedExpert};
 use crate::model::feed_forward::FeedForward;
 use crate::model::linear::{Linear, Matrix};
 use crate::model::norm::{Norm, StreamNorm, WholeNorms};
@@ -239,14 +239,17 @@ impl<'a> Builder<'a> {
     fn block(&mut self, index: usize) -> Result<Block> {
         let prefix = format!("model.layers.{index}.mlp");
         match self.config.experts {
-            None => Ok(Block::Dense(self.feed_forward(&prefix)?)),
+            None => {
+                let inner = self.config.intermediate_size;
+                Ok(Block::Dense(self.feed_forward(&prefix, inner)?))
+            }
             Some(experts) => Ok(Block::Experts(self.mixture(&prefix, experts)?)),
         }
     }
 
     fn mixture(&mut self, prefix: &str, config: Experts) -> Result<ExpertMixture> {
         let name = format!("{prefix}.gate.weight");
-        let hidden = self.config.hidden_size;
+        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
         // Not recorded as slow: it is small, and in f32 on purpose.
         let router = self.weights.matrix(&name, config.count, hidden)?;
         let bias = if config.has_router_bias {
@@ -260,20 +263,34 @@ impl<'a> Builder<'a> {
         let used = config.per_token as f64 / config.count as f64;
         self.use_of_weights = used;
         let experts = (0..config.count)
-            .map(|expert| self.feed_forward(&format!("{prefix}.experts.{expert}")))
+            .map(|expert| self.feed_forward(&format!("{prefix}.experts.{expert}"), inner))
             .collect::<Result<_>>();
         self.use_of_weights = 1.0;
+        let shared = match config.shared_size {
+            Some(inner) => Some(self.shared_expert(&format!("{prefix}.shared_expert"), inner)?),
+            None => None,
+        };
         Ok(ExpertMixture {
             router,
             experts: experts?,
             config,
+            shared,
         })
     }
 
-    fn feed_forward(&mut self, prefix: &str) -> Result<FeedForward> {
+    fn shared_expert(&mut self, prefix: &str, inner: usize) -> Result<SharedExpert> {
+        let name = format!("{prefix}_gate.weight");
+        let gate = self.weights.matrix(&name, 1, self.config.hidden_size)?;
+        Ok(SharedExpert {
+            gate: self.linear(&name, vec![gate], None)?,
+            expert: self.feed_forward(prefix, inner)?,
+        })
+    }
+
+    fn feed_forward(&mut self, prefix: &str, inner: usize) -> Result<FeedForward> {
         let config = self.config;
         let name = |tail: &str| format!("{prefix}.{tail}");
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
         let gate_up = [
             (name("gate_proj"), inner, hidden),
             (name("up_proj"), inner, hidden),

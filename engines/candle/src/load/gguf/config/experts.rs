@@ -6,21 +6,33 @@ use crate::model::config::Experts;
 
 /// The experts of a layer; `None` without experts.
 pub(super) fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
-    let is_always = matches!(metadata.architecture, "qwen3moe" | "olmoe" | "granitemoe");
+    let is_always = matches!(
+        metadata.architecture,
+        "qwen2moe" | "qwen3moe" | "olmoe" | "granitemoe"
+    );
     let count = match metadata.size("expert_count")? {
         Some(count @ 1..) => count,
         Some(0) | None if is_always => return metadata.bad("expert_count", "missing"),
         Some(_) | None => return Ok(None),
     };
     if !is_always && metadata.architecture != "llama" {
-        let fix = "files of llama, qwen3moe, olmoe and granitemoe may have experts";
+        let fix = "files of llama, qwen2moe, qwen3moe, olmoe and granitemoe may have experts";
         return metadata.unsupported("expert_count", count, fix);
     }
-    for key in [
-        "expert_shared_count",
-        "expert_shared_feed_forward_length",
-        "leading_dense_block_count",
-    ] {
+    let shared = "expert_shared_feed_forward_length";
+    let shared_size = if metadata.architecture == "qwen2moe" {
+        match metadata.size(shared)? {
+            Some(size) => Some(size),
+            None => Some(metadata.required_size("feed_forward_length")?),
+        }
+    } else {
+        None
+    };
+    let refused = ["expert_shared_count", "leading_dense_block_count", shared];
+    for key in refused
+        .iter()
+        .filter(|key| shared_size.is_none() || **key != shared)
+    {
         if let Some(value @ 1..) = metadata.size(key)? {
             return metadata.unsupported(key, value, "it must be 0");
         }
@@ -28,8 +40,9 @@ pub(super) fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadErr
     Ok(Some(Experts {
         count,
         per_token: metadata.required_size("expert_used_count")?,
-        is_normalized: metadata.architecture != "olmoe",
+        is_normalized: !matches!(metadata.architecture, "olmoe" | "qwen2moe"),
         has_router_bias: false,
+        shared_size,
     }))
 }
 
