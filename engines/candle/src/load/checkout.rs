@@ -49,7 +49,9 @@ impl Naming {
         let place = match self {
             Self::Usual => Place::whole(name.to_owned()),
             Self::Mixtral => Place::whole(mixtral(name)),
-            Self::Phi3 => fused(name, config, FUSED).unwrap_or_else(|| Place::whole(name.to_owned())),
+            Self::Phi3 => {
+                fused(name, config, FUSED).unwrap_or_else(|| Place::whole(name.to_owned()))
+            }
             Self::Glm => glm(name, config),
             Self::Granite4 => granite4(name, config),
             Self::GraniteMoe => granite_moe(name, config),

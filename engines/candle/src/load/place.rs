@@ -44,7 +44,9 @@ impl Place {
     pub(crate) fn cut<'a>(&self, raw: RawTensor<'a>) -> Result<RawTensor<'a>, Vec<usize>> {
         let mut raw = match &self.part {
             None => raw,
-            Some(part) if sizes(&raw.shape) == sizes(&part.whole) => raw.part(part.first, &part.shape, part.step),
+            Some(part) if sizes(&raw.shape) == sizes(&part.whole) => {
+                raw.part(part.first, &part.shape, part.step)
+            }
             Some(part) => return Err(part.whole.clone()),
         };
         if let Some(part) = self.part.as_ref().filter(|part| part.step > 1) {

@@ -419,6 +419,7 @@ fn amplitude(metadata: Metadata<'_>) -> Result<f32, LoadError> {
         Some(_) => return metadata.bad(key, "is no positive number"),
         None => 1.0,
     };
+    let is_whole = metadata.architecture == "olmo2" && metadata.get(key).is_some();
     // `mscale_all_dim` in `transformers`.
     let key = "rope.scaling.yarn_log_multiplier";
     let all = match metadata.single(key)? {
@@ -430,6 +431,8 @@ fn amplitude(metadata: Metadata<'_>) -> Result<f32, LoadError> {
         metadata.text("rope.scaling.type"),
         scaling_factor(metadata)?,
     ) {
+        // The converter of OLMo 3 writes the whole amplitude.
+        (Some("yarn"), Some(_)) if is_whole => Ok(own),
         (Some("yarn"), Some(factor)) => {
             Ok(own * yarn_amplitude(factor, 1.0) / yarn_amplitude(factor, all))
         }

@@ -1,6 +1,6 @@
 //! A model's answers do not depend on the file format.
 
-use super::write::{GgmlDType, write_gguf};
+use super::write::{Entry, GgmlDType, encode, entries, tensors, write_gguf};
 use super::*;
 
 /// A GGUF file of a reference model.
@@ -99,6 +99,19 @@ fn yarn_makes_the_context_longer_than_a_gguf_file_says() {
     bytes[place..place + 4].copy_from_slice(&64u32.to_le_bytes());
     fs::write(&path, bytes).unwrap();
     assert_eq!(OpenModel::open(&path).unwrap().config.context_length, 256);
+}
+
+#[test]
+fn files_of_olmo3_have_the_whole_amplitude() {
+    let open = OpenModel::open(&reference("olmo3")).unwrap();
+    let mut entries = entries(&open);
+    let key = "olmo2.rope.scaling.attn_factor".to_owned();
+    entries.push((key, Entry::F32(1.5)));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, encode(&entries, &tensors(&open, GgmlDType::F32))).unwrap();
+    let config = OpenModel::open(&path).unwrap().config;
+    assert_eq!(config.rope.amplitude, 1.5);
 }
 
 #[test]
