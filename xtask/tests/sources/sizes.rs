@@ -8,7 +8,7 @@ use super::each_source;
 const MOST_FIELDS: usize = 15;
 
 /// Structs that may have more, and why.
-const LONGER: [(&str, &str); 16] = [
+const LONGER: [(&str, &str); 17] = [
     ("AttendArguments", "the layout that a GPU kernel reads"),
     ("CandleArgs", "settings"),
     (
@@ -16,6 +16,7 @@ const LONGER: [(&str, &str); 16] = [
         "a map of the wire protocol, which others write too",
     ),
     ("FrontendConfig", "settings"),
+    ("HeadArguments", "the layout that a GPU kernel reads"),
     ("LauncherConfig", "settings"),
     ("MockerArgs", "settings"),
     (
