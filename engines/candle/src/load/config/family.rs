@@ -276,6 +276,7 @@ impl Family {
             },
             Self::Ernie45 => Facts {
                 rms_norm_eps: 1e-5,
+                theta: 500_000.0,
                 head_dim: Some(128),
                 is_paired: true,
                 is_tied: true,

@@ -452,6 +452,8 @@ fn defaults_are_those_of_transformers() {
             .window
             .is_none()
     );
+    let ernie = llama(&json!({"architectures": ["Ernie4_5ForCausalLM"]})).unwrap();
+    assert_eq!((ernie.head_dim, ernie.rope.theta), (128, 500_000.0));
 }
 
 #[test]
