@@ -1,10 +1,10 @@
 //! The decoder-only language model: from packed tokens to logits.
 //!
 //! One block type covers Llama 2 and 3, Mistral, Ministral 3, TinyLlama, SmolLM 1 to 3, Qwen2, Qwen3, Gemma 2 and 3, Phi-3 and
-//! 4, OLMo 2 and 3, GLM-4, Granite, Cohere 2, EXAONE 4, Hunyuan, Seed-OSS, Ernie, and with experts Mixtral, OLMoE, Granite,
-//! Qwen2-MoE and Qwen3-MoE; [`ModelConfig`] selects the variant. A step's rows belong to many sequences, with prefill chunks
-//! and decode rows mixed, without padding; keys and values are in KV blocks. The module knows no requests, sampling or files:
-//! `engine` calls [`Model::forward`], and `load` implements [`Weights`].
+//! 4, OLMo 2 and 3, GLM-4, Granite, StarCoder2, Cohere 2, EXAONE 4, Hunyuan, Seed-OSS, Ernie, and with experts Mixtral, OLMoE,
+//! Granite, Qwen2-MoE and Qwen3-MoE; [`ModelConfig`] selects the variant. A step's rows belong to many sequences, with prefill
+//! chunks and decode rows mixed, without padding; keys and values are in KV blocks. The module knows no requests, sampling or
+//! files: `engine` calls [`Model::forward`], and `load` implements [`Weights`].
 //!
 //! | module | contents |
 //! | --- | --- |

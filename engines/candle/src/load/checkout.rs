@@ -39,6 +39,8 @@ pub(crate) enum Naming {
     GraniteMoe,
     /// Hunyuan's: the norms of queries and keys are layer norms by name.
     Hunyuan,
+    /// StarCoder2's: the matrices of the feed-forward block are called as those of GPT-2.
+    Starcoder2,
     /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up alternate.
     GptOss,
 }
@@ -58,6 +60,10 @@ impl Naming {
             Self::Hunyuan => Place::whole(
                 name.replace(".q_norm.", ".query_layernorm.")
                     .replace(".k_norm.", ".key_layernorm."),
+            ),
+            Self::Starcoder2 => Place::whole(
+                name.replace(".mlp.up_proj.", ".mlp.c_fc.")
+                    .replace(".mlp.down_proj.", ".mlp.c_proj."),
             ),
             Self::GptOss => gpt_oss(name, config),
         };

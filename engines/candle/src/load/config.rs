@@ -32,6 +32,7 @@ struct Raw {
     max_position_embeddings: usize,
     rms_norm_eps: Option<f64>,
     layer_norm_eps: Option<f64>,
+    norm_epsilon: Option<f64>,
     hidden_act: Option<String>,
     hidden_activation: Option<String>,
     attention_bias: Option<bool>,
@@ -159,14 +160,17 @@ impl Source<'_> {
         let (raw, family) = (&self.raw, self.family);
         let facts = family.facts();
         let is_cohere = family == Family::Cohere2;
+        let is_starcoder = family == Family::Starcoder2;
         let eps = if is_cohere {
             raw.layer_norm_eps
+        } else if is_starcoder {
+            raw.norm_epsilon
         } else {
             raw.rms_norm_eps
         };
         let head_dim = self.head_dim();
         let rope = self.rope()?;
-        let (qkv_bias, output_bias, mlp_bias) = if family == Family::Ernie45 {
+        let (qkv_bias, output_bias, mlp_bias) = if family == Family::Ernie45 || is_starcoder {
             (raw.use_bias, raw.use_bias, raw.use_bias)
         } else if family == Family::Qwen2Moe {
             (raw.qkv_bias, None, None)
@@ -193,8 +197,10 @@ impl Source<'_> {
             num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim,
             context_length: self.context_length(&rope.scaling),
-            norm_kind: if is_cohere {
-                NormKind::Layer
+            norm_kind: if is_cohere || is_starcoder {
+                NormKind::Layer {
+                    has_bias: is_starcoder,
+                }
             } else {
                 NormKind::RootMeanSquare
             },
@@ -207,6 +213,7 @@ impl Source<'_> {
             has_mlp_bias: facts.mlp_bias.is_there(mlp_bias),
             has_sinks: family == Family::GptOss,
             experts: self.experts()?,
+            is_gated: !is_starcoder,
             activation: self.activation()?,
             rope,
             window: self.window()?,
@@ -316,6 +323,9 @@ impl Source<'_> {
             (_, Some(named)) if !self.family.is_gemma() => ("hidden_act", named.as_str()),
             (Some(_) | None, Some(_) | None) if self.family.is_gemma() => {
                 ("hidden_activation", "gelu_pytorch_tanh")
+            }
+            (Some(_) | None, Some(_) | None) if self.family == Family::Starcoder2 => {
+                ("hidden_act", "gelu_pytorch_tanh")
             }
             (Some(_) | None, Some(_) | None) => ("hidden_act", "silu"),
         };

@@ -1,7 +1,7 @@
 //! [`plan`]: every tensor that a configuration requires, in the order in which the decoder reads them.
 
 use super::quantize::Part;
-use crate::model::config::{BlockNorms, ModelConfig, QueryKeyNorm};
+use crate::model::config::{BlockNorms, ModelConfig, NormKind, QueryKeyNorm};
 
 /// A required tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) fn plan(config: &ModelConfig) -> Vec<PlannedTensor> {
     for layer in 0..config.num_layers {
         all.layer(&format!("model.layers.{layer}"), config);
     }
-    all.norm("model.norm", hidden);
+    all.stream_norm("model.norm", config);
     if !config.is_tied {
         all.matrix("lm_head", vocab, hidden, Part::Vocabulary);
     }
@@ -38,7 +38,7 @@ impl Plan {
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
         if config.block_norms.has_inputs() {
-            self.norm(&format!("{prefix}.input_layernorm"), hidden);
+            self.stream_norm(&format!("{prefix}.input_layernorm"), config);
         }
         for (name, rows) in [("q", queries), ("k", keys), ("v", keys)] {
             let name = format!("{prefix}.self_attn.{name}_proj");
@@ -56,13 +56,13 @@ impl Plan {
             self.norm(&format!("{prefix}.self_attn.k_norm"), key);
         }
         if config.block_norms != BlockNorms::Shared {
-            self.norm(&format!("{prefix}.post_attention_layernorm"), hidden);
+            self.stream_norm(&format!("{prefix}.post_attention_layernorm"), config);
         }
         if config.block_norms == BlockNorms::Both {
-            self.norm(&format!("{prefix}.pre_feedforward_layernorm"), hidden);
+            self.stream_norm(&format!("{prefix}.pre_feedforward_layernorm"), config);
         }
         if config.block_norms.has_outputs() {
-            self.norm(&format!("{prefix}.post_feedforward_layernorm"), hidden);
+            self.stream_norm(&format!("{prefix}.post_feedforward_layernorm"), config);
         }
         let prefix = format!("{prefix}.mlp");
         let Some(experts) = config.experts else {
@@ -92,6 +92,9 @@ impl Plan {
             ("up", wide, hidden),
             ("down", hidden, wide),
         ] {
+            if name == "gate" && !config.is_gated {
+                continue;
+            }
             let name = format!("{prefix}.{name}_proj");
             self.linear(&name, rows, columns, config.has_mlp_bias);
         }
@@ -107,6 +110,14 @@ impl Plan {
 
     pub(super) fn matrix(&mut self, name: &str, rows: usize, columns: usize, part: Part) {
         self.push(format!("{name}.weight"), vec![rows, columns], Some(part));
+    }
+
+    /// A norm of the residual stream.
+    fn stream_norm(&mut self, name: &str, config: &ModelConfig) {
+        self.norm(name, config.hidden_size);
+        if config.norm_kind == (NormKind::Layer { has_bias: true }) {
+            self.push(format!("{name}.bias"), vec![config.hidden_size], None);
+        }
     }
 
     fn norm(&mut self, name: &str, size: usize) {

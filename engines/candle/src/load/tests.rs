@@ -40,7 +40,7 @@ pub(crate) fn encoder(name: &str) -> PathBuf {
 }
 
 /// Reference models that GGUF files can hold.
-const REFERENCES: &[&str] = MODELS.split_at(29).0;
+const REFERENCES: &[&str] = MODELS.split_at(30).0;
 
 /// A copy of a reference model that a test may change.
 fn copy_of(name: &str) -> TempDir {

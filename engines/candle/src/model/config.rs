@@ -43,6 +43,8 @@ pub struct ModelConfig {
     pub has_sinks: bool,
     /// Feed-forward blocks that a router chooses from in each layer; `None` if each layer has only one.
     pub experts: Option<Experts>,
+    /// Whether the feed-forward block multiplies two products of its input; StarCoder2's has one.
+    pub is_gated: bool,
     /// The feed-forward block's activation.
     pub activation: Activation,
     /// The rotary position embedding.
@@ -100,8 +102,11 @@ impl ModelConfig {
 pub enum NormKind {
     /// Divided by the root of their mean square.
     RootMeanSquare,
-    /// As that, after their mean is subtracted (Cohere 2).
-    Layer,
+    /// As that, after their mean is subtracted (Cohere 2, StarCoder2).
+    Layer {
+        /// Whether a bias is added afterwards (StarCoder2).
+        has_bias: bool,
+    },
 }
 
 /// How queries and keys are normalized.

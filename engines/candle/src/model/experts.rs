@@ -180,6 +180,7 @@ mod tests {
             gate_up: linear(12, 8, seed),
             down: linear(8, 6, seed + 1),
             activation: Activation::Silu,
+            is_gated: true,
         };
         ExpertMixture {
             router: linear(4, 8, 50),

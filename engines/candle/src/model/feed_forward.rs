@@ -1,9 +1,11 @@
-//! The gated feed-forward block: `down(activation(gate(x)) * up(x))`.
+//! The feed-forward block: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))`.
 
 use candle_core::{D, Result, Tensor};
 use genset_kernels::gate_rows;
 
 use super::config::Activation;
+use super::encoder::config::Nonlinearity;
+use super::encoder::feed_forward::activated;
 use super::host;
 use super::kernels;
 use super::linear::Linear;
@@ -12,10 +14,11 @@ use super::lora::{Beside, Site};
 /// One layer's feed-forward block.
 #[derive(Debug)]
 pub(super) struct FeedForward {
-    /// The two products of the input, concatenated.
+    /// The two products of the input, concatenated; if it is not gated, the only one.
     pub(super) gate_up: Linear,
     pub(super) down: Linear,
     pub(super) activation: Activation,
+    pub(super) is_gated: bool,
 }
 
 impl FeedForward {
@@ -25,6 +28,9 @@ impl FeedForward {
     }
 
     fn gated(&self, x: &Tensor, beside: Beside<'_>) -> Result<Tensor> {
+        if !self.is_gated {
+            return self.activated(x);
+        }
         if !beside.adds(Site::GateUp)
             && let Some(gated) = self.gate_up.gated(x, self.activation)?
         {
@@ -32,6 +38,18 @@ impl FeedForward {
         }
         let gate_up = beside.add(Site::GateUp, x, self.gate_up.forward(x)?)?;
         gate(&gate_up, self.activation)
+    }
+
+    /// The activation of a product that is not gated. Adapters do not change it.
+    fn activated(&self, x: &Tensor) -> Result<Tensor> {
+        let nonlinearity = match self.activation {
+            Activation::Silu => Nonlinearity::Silu,
+            Activation::GeluTanh => Nonlinearity::GeluTanh,
+            Activation::ClampedSwish { .. } => {
+                candle_core::bail!("a clamped activation without a gate")
+            }
+        };
+        activated(&self.gate_up.forward(x)?, nonlinearity)
     }
 
     /// Whether any of its matrices is quantized.

@@ -81,7 +81,9 @@ impl AdapterTarget {
             _ => return None,
         };
         let is_of_experts = matches!(site, Site::GateUp | Site::Down) && config.experts.is_some();
-        (!is_of_experts).then_some(Self {
+        // Of a block without a gate, only the second matrix has a usual name.
+        let is_unnamed = matches!(site, Site::GateUp) && !config.is_gated;
+        (!is_of_experts && !is_unnamed).then_some(Self {
             site,
             first_column,
             out_features,

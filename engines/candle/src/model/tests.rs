@@ -15,7 +15,7 @@ use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
 /// Reference models of plain weights. GGUF files cannot hold the last two.
-pub(crate) const MODELS: [&str; 31] = [
+pub(crate) const MODELS: [&str; 32] = [
     "llama",
     "llama3",
     "llama-linear",
@@ -34,6 +34,7 @@ pub(crate) const MODELS: [&str; 31] = [
     "olmo2",
     "olmo3",
     "glm4",
+    "starcoder2",
     "qwen2-moe",
     "granite-moe",
     "olmoe",

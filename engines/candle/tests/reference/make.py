@@ -177,6 +177,7 @@ MODELS = {
             shared_expert_intermediate_size=72,
         ),
     ),
+    "starcoder2": ("starcoder2", dict(sliding_window=8)),
     "olmo2": ("olmo2", dict(num_attention_heads=6)),
     "olmo3": (
         "olmo3",

@@ -27,6 +27,7 @@ pub(super) enum Family {
     Olmoe,
     GraniteMoe,
     Qwen2Moe,
+    Starcoder2,
     Olmo2,
     Olmo3,
     SmolLm3,
@@ -34,7 +35,7 @@ pub(super) enum Family {
 }
 
 /// The supported architectures of checkouts, as `config.json` calls them, and their names in GGUF files.
-pub(super) const ARCHITECTURES: [(&str, Family, &str); 27] = [
+pub(super) const ARCHITECTURES: [(&str, Family, &str); 28] = [
     ("LlamaForCausalLM", Family::Llama, "llama"),
     ("MistralForCausalLM", Family::Mistral, "llama"),
     ("MixtralForCausalLM", Family::Mixtral, "llama"),
@@ -62,6 +63,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 27] = [
     ("OlmoeForCausalLM", Family::Olmoe, "olmoe"),
     ("GraniteMoeForCausalLM", Family::GraniteMoe, "granitemoe"),
     ("Qwen2MoeForCausalLM", Family::Qwen2Moe, "qwen2moe"),
+    ("Starcoder2ForCausalLM", Family::Starcoder2, "starcoder2"),
     ("Olmo2ForCausalLM", Family::Olmo2, "olmo2"),
     ("Olmo3ForCausalLM", Family::Olmo3, "olmo2"),
     ("SmolLM3ForCausalLM", Family::SmolLm3, "smollm3"),
@@ -72,7 +74,7 @@ pub(super) const ARCHITECTURES: [(&str, Family, &str); 27] = [
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts {
     pub(super) naming: Naming,
-    /// The defaults of keys that a file may leave out. Cohere's key is `layer_norm_eps`.
+    /// The defaults of keys that a file may leave out. Cohere's key is `layer_norm_eps`, StarCoder2's `norm_epsilon`.
     pub(super) rms_norm_eps: f64,
     pub(super) theta: f64,
     /// `None` if it is the hidden size divided by the number of heads.
@@ -82,8 +84,8 @@ pub(super) struct Facts {
     /// Whether rows `2j` and `2j + 1` of a head rotate together.
     pub(super) is_paired: bool,
     pub(super) is_tied: bool,
-    /// The biases of the projections to queries, keys and values; the key is `attention_bias`, but for Ernie, all of whose biases
-    /// have one key, and Qwen2-MoE.
+    /// The biases of the projections to queries, keys and values; the key is `attention_bias`, but for Ernie and StarCoder2, all of
+    /// whose biases have one key, and Qwen2-MoE.
     pub(super) qkv_bias: Bias,
     /// That of attention's output projection; the key is the same, but for Seed-OSS.
     pub(super) output_bias: Bias,
@@ -339,6 +341,19 @@ impl Family {
                 qkv_bias: Bias::ByDefault(true),
                 output_bias: Bias::Always(false),
                 experts: Some((60, 4)),
+                ..USUAL
+            },
+            Self::Starcoder2 => Facts {
+                naming: Naming::Starcoder2,
+                rms_norm_eps: 1e-5,
+                is_tied: true,
+                qkv_bias: Bias::ByDefault(true),
+                output_bias: Bias::ByDefault(true),
+                mlp_bias: Bias::ByDefault(true),
+                windows: Windows::Usual {
+                    size_tokens: None,
+                    full_every: None,
+                },
                 ..USUAL
             },
             Self::Olmo2 => Facts {

@@ -63,6 +63,7 @@ fn every_architecture_is_read() {
         ("olmoe", "olmoe"),
         ("granite-moe", "granitemoe"),
         ("qwen2-moe", "qwen2moe"),
+        ("starcoder2", "starcoder2"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo2"),
         ("gpt-oss-bf16", "gpt-oss"),
@@ -76,7 +77,7 @@ fn every_architecture_is_read() {
         );
         assert_eq!(
             config.activation == Activation::GeluTanh,
-            name.starts_with("gemma")
+            name.starts_with("gemma") || name == "starcoder2"
         );
     }
 }

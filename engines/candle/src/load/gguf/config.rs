@@ -21,7 +21,7 @@ use crate::model::config::{
 
 /// The supported architectures of GGUF files; files of Mistral and Mixtral say llama, newer ones of Mistral Small and Ministral 3
 /// mistral3.
-const ARCHITECTURES: [&str; 20] = [
+const ARCHITECTURES: [&str; 21] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -42,6 +42,7 @@ const ARCHITECTURES: [&str; 20] = [
     "olmoe",
     "granitemoe",
     "qwen2moe",
+    "starcoder2",
 ];
 
 pub(crate) const SEED_OSS: &str = "seed_oss";
@@ -205,7 +206,8 @@ pub(crate) fn read(
     let num_layers = metadata.required_size("block_count")?;
     let is_gemma = metadata.architecture.starts_with("gemma");
     let is_cohere = metadata.architecture == "cohere2";
-    let eps = if is_cohere {
+    let is_starcoder = metadata.architecture == "starcoder2";
+    let eps = if is_cohere || is_starcoder {
         "attention.layer_norm_epsilon"
     } else {
         "attention.layer_norm_rms_epsilon"
@@ -229,8 +231,10 @@ pub(crate) fn read(
             &rope.scaling,
             original_context.is_some(),
         ),
-        norm_kind: if is_cohere {
-            NormKind::Layer
+        norm_kind: if is_cohere || is_starcoder {
+            NormKind::Layer {
+                has_bias: is_starcoder,
+            }
         } else {
             NormKind::RootMeanSquare
         },
@@ -243,10 +247,11 @@ pub(crate) fn read(
         block_norms: block_norms(metadata),
         has_qkv_bias: metadata.has("blk.0.attn_q.bias"),
         has_output_bias: metadata.has("blk.0.attn_output.bias"),
-        has_mlp_bias: metadata.has("blk.0.ffn_gate.bias"),
+        has_mlp_bias: metadata.has("blk.0.ffn_up.bias"),
         has_sinks: false,
         experts,
-        activation: if is_gemma {
+        is_gated: !is_starcoder,
+        activation: if is_gemma || is_starcoder {
             Activation::GeluTanh
         } else {
             Activation::Silu

@@ -3,9 +3,10 @@
 use crate::load::place::{ExpertName, Fused};
 
 /// Tensors outside decoder blocks.
-const GLOBAL: [(&str, &str); 3] = [
+const GLOBAL: [(&str, &str); 4] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
+    ("model.norm.bias", "output_norm.bias"),
     ("lm_head.weight", "output.weight"),
 ];
 

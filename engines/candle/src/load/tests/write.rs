@@ -222,7 +222,7 @@ pub(super) fn entries(model: &OpenModel) -> Vec<(String, Entry)> {
         (
             match config.norm_kind {
                 NormKind::RootMeanSquare => "attention.layer_norm_rms_epsilon",
-                NormKind::Layer => "attention.layer_norm_epsilon",
+                NormKind::Layer { .. } => "attention.layer_norm_epsilon",
             },
             Entry::F32(crate::load::config::single(config.norm_eps)),
         ),

@@ -291,15 +291,16 @@ impl<'a> Builder<'a> {
         let config = self.config;
         let name = |tail: &str| format!("{prefix}.{tail}");
         let hidden = config.hidden_size;
-        let gate_up = [
-            (name("gate_proj"), inner, hidden),
-            (name("up_proj"), inner, hidden),
-        ];
+        let mut gate_up = vec![(name("up_proj"), inner, hidden)];
+        if config.is_gated {
+            gate_up.insert(0, (name("gate_proj"), inner, hidden));
+        }
         let down = [(name("down_proj"), hidden, inner)];
         Ok(FeedForward {
             gate_up: self.projections(&gate_up, config.has_mlp_bias)?,
             down: self.projections(&down, config.has_mlp_bias)?,
             activation: config.activation,
+            is_gated: config.is_gated,
         })
     }
 
@@ -338,9 +339,16 @@ impl<'a> Builder<'a> {
                 let norm = self.norm(name, config.hidden_size)?;
                 Ok(StreamNorm::RootMeanSquare(norm))
             }
-            NormKind::Layer => {
-                let weight = self.weights.tensor(name, &[config.hidden_size])?;
-                LayerNorm::try_new(&weight, None, config.norm_eps)
+            NormKind::Layer { has_bias } => {
+                let shape = [config.hidden_size];
+                let weight = self.weights.tensor(name, &shape)?;
+                let bias = if has_bias {
+                    let name = name.replace(".weight", ".bias");
+                    Some(self.weights.tensor(&name, &shape)?)
+                } else {
+                    None
+                };
+                LayerNorm::try_new(&weight, bias, config.norm_eps)
                     .map(StreamNorm::Layer)
                     .map_err(|error| LoadError::candle(name, error))
             }

@@ -31,14 +31,14 @@ const GLM_MODULES: [&str; 6] = [
     "mlp.down_proj",
 ];
 
-/// Granite 4 gives its feed-forward block names that adapters must not have.
+/// Granite 4 and StarCoder2 give their feed-forward blocks names that adapters must not have.
 const OF_ATTENTION: &[&str] = USUAL_MODULES.split_at(4).0;
 
 fn modules(name: &str) -> &'static [&'static str] {
     match name {
         "phi3" | "phi4-mini" => &FUSED_MODULES,
         "glm" | "glm4" => &GLM_MODULES,
-        "granite4" => OF_ATTENTION,
+        "granite4" | "starcoder2" => OF_ATTENTION,
         _ => &USUAL_MODULES,
     }
 }
