@@ -27,7 +27,7 @@ use self::outputs::RemoteOutputs;
 use crate::client::GenerateClient;
 use crate::component::Runtime;
 use crate::controls::ControlClient;
-use crate::discovery::InstanceRecord;
+use crate::discovery::{InstanceRecord, prefix_of};
 use crate::load::follow_items;
 use crate::models::{LiveModel, ModelDirectory};
 use crate::names::{EndpointName, InstanceId};
@@ -123,6 +123,7 @@ genset_backend_common::debug_as!(|it| RemoteEngine {
 struct Remote {
     client: GenerateClient,
     control: ControlClient,
+    runtime: Runtime,
     stop: CancellationToken,
     _follow: Vec<AbortOnDropHandle<()>>,
 }
@@ -140,6 +141,31 @@ impl Remote {
                 ),
             )),
         }
+    }
+
+    /// Workers in other languages may leave out the endpoint `control`. They list it before `generate`.
+    ///
+    /// # Errors
+    /// `Unsupported` if the worker is listed without it.
+    async fn ensure_has_controls(
+        &self,
+        generate: &EndpointName,
+        instance: InstanceId,
+    ) -> Result<(), EngineError> {
+        let is_listed = |record: &InstanceRecord| record.instance == instance;
+        if !self.client.instances().iter().any(is_listed) {
+            return Ok(());
+        }
+        let prefix = prefix_of(&generate.sibling(endpoints::CONTROL)?);
+        let key = format!("{prefix}{instance}");
+        if self.runtime.discovery().get(&key).await?.is_empty() {
+            let problem = format!("is no endpoint of the worker {instance}");
+            return Err(EngineError::unsupported(
+                At::other(endpoints::CONTROL),
+                problem,
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -205,6 +231,9 @@ impl Control for RemoteEngine {
             Some(instance) => instance,
             None => remote.only_instance()?,
         };
+        remote
+            .ensure_has_controls(&self.config.endpoint, instance)
+            .await?;
         remote.control.workers(self.config.wait).await?;
         remote.control.ask(instance, request).await
     }
@@ -259,6 +288,7 @@ async fn meet(
     let remote = Remote {
         client,
         control: ControlClient::try_new(runtime, &config.endpoint)?,
+        runtime: runtime.clone(),
         stop: CancellationToken::new(),
         _follow: follow,
     };

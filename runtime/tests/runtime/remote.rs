@@ -7,17 +7,18 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use genset_backend_common::worker::WorkerHandle;
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, MetricsRegistry,
+    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, MetricsRegistry, ModelCard,
     OutputStream, RequestContext, StartContext, async_trait,
 };
 use genset_conformance::{Options, Scenario, Subject, Verdict, run_conformance_with};
-use genset_runtime::discovery::{Discovery, MemoryDiscovery};
+use genset_runtime::discovery::{Discovery, InstanceRecord, MemoryDiscovery};
 use genset_runtime::plane::{MemoryPlane, RequestPlane};
 use genset_runtime::{EndpointName, InstanceId, RemoteConfig, RemoteEngine, Runtime};
 
 use crate::plane::deaf;
 use crate::support::{
-    ctx, finish, over_tcp, request, runtime, sample, shut_down, soon, start, until, worker_config,
+    ctx, finish, over_tcp, record, request, runtime, sample, shut_down, soon, start, until,
+    worker_config,
 };
 
 /// Creates the plane of another process.
@@ -186,6 +187,21 @@ async fn controls_travel_to_the_worker_and_are_refused_there() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains("wake"), "{error}");
     soon(worker.shutdown()).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_lists_no_control_supports_none() {
+    let (runtime, discovery) = runtime();
+    let listed = InstanceRecord {
+        card: Some(ModelCard::from_config(&EngineConfig::new("m", 100))),
+        ..record(&EndpointName::default(), 7, "memory", "nowhere".into())
+    };
+    let lease = discovery.lease().await.unwrap();
+    lease.put(listed.to_entry().unwrap()).await.unwrap();
+    let engine = engine(&runtime, None);
+    soon(engine.start(StartContext::detached(1))).await.unwrap();
+    let error = soon(engine.controls().unwrap().wake()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }
 
 #[tokio::test]
