@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use genset_backend_common::ports::Control;
 use genset_backend_common::{
-    DrainContext, EngineConfig, EngineControls, EngineError, EngineState, GenerateRequest,
-    LLMEngine, OutputStream, RequestContext, StartContext, async_trait,
+    DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
+    GenerateRequest, LLMEngine, OutputStream, RequestContext, StartContext, async_trait,
     controls::{ControlReply, ControlRequest},
+    error::At,
 };
 use genset_process::{Supervised, Supervision};
 use genset_wire::{GoAwayCode, RequestHead};
@@ -167,7 +168,30 @@ impl Control for SubprocessEngine {
     async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
         let link = self.link()?;
         let call = link.call(head("control"), &request, SMALL_WINDOW);
-        let reply = call.await?.only().await?;
+        let reply = call.await?.only().await;
+        let reply = reply.map_err(|error| unless_absent(&request, error))?;
         reply.ok_or_else(|| EngineError::internal("the engine's process gave no reply to control"))
     }
+}
+
+/// A process without the endpoint `control` may refuse it as `NotFound`. An operation that names nothing can have no other reason
+/// for that, and is then unsupported.
+fn unless_absent(request: &ControlRequest, error: EngineError) -> EngineError {
+    let names_something = match request {
+        ControlRequest::LoadAdapter { .. }
+        | ControlRequest::UnloadAdapter { .. }
+        | ControlRequest::UpdateWeights { .. } => true,
+        ControlRequest::Sleep { .. }
+        | ControlRequest::Wake
+        | ControlRequest::ClearPrefixCache
+        | ControlRequest::ListAdapters
+        | ControlRequest::StartProfile
+        | ControlRequest::StopProfile
+        | ControlRequest::LogLevel { .. } => false,
+    };
+    if names_something || error.kind() != ErrorKind::NotFound {
+        return error;
+    }
+    EngineError::unsupported(At::other(request.op()), "is no operation of this engine")
+        .with_source(error)
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, RequestContext,
-    StartContext,
+    StartContext, controls::SleepLevel,
 };
 use genset_engine_subprocess::{ChildFailure, SubprocessConfig, SubprocessEngine};
 
@@ -99,6 +99,19 @@ async fn a_good_process_answers_and_a_batch_is_an_answer() {
         assert!(items[1].is_terminal());
         engine.cleanup().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_process_without_the_endpoint_control_supports_no_operation() {
+    let engine = engine("none");
+    start(&engine).await.unwrap();
+    let controls = engine.controls().unwrap();
+    let error = controls.sleep(SleepLevel::KvCache).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    // Here the name of the adapter may be what was not found.
+    let error = controls.unload_adapter("french").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    engine.cleanup().await.unwrap();
 }
 
 #[tokio::test]

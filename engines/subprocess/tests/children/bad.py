@@ -149,6 +149,8 @@ def serve():
                     send(Kind.ERROR, stream, {"kind": "internal", "message": "the device is stuck"})
                 else:
                     send(Kind.END, stream)
+            elif endpoint == "control" and FAULT == "none":
+                send(Kind.ERROR, stream, {"kind": "not_found", "message": "there is no such endpoint"})
             elif endpoint != "events":
                 send(Kind.END, stream)
     if FAULT == "says_goodbye":
