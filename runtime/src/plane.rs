@@ -282,8 +282,11 @@ pub async fn call_over<Req: Payload, Resp: Payload>(
     let items = plane.call(address, endpoint, body, ctx).await?;
     Ok(Box::pin(items.map(|item| {
         Resp::from_payload(item?).map_err(|error| {
-            EngineError::internal("a response item has another type than this client expects")
-                .with_source(error)
+            let message = format!(
+                "a response item has another type than this client expects: {}",
+                error.detail()
+            );
+            EngineError::internal(message).with_source(error)
         })
     })))
 }
@@ -363,8 +366,8 @@ impl<Req: Payload, Resp: Payload> Handler<Bytes, Bytes> for Serialized<Req, Resp
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
         let request = read::<Req>(body).await?.map_err(|error| {
-            EngineError::invalid_argument(At::other("request"), "does not fit this endpoint")
-                .with_source(error)
+            let problem = format!("does not fit this endpoint: {}", error.detail());
+            EngineError::invalid_argument(At::other("request"), problem).with_source(error)
         })?;
         let items = self.handler.handle(request, ctx).await?;
         Ok(Box::pin(items.map(|item| {

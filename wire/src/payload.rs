@@ -263,6 +263,17 @@ pub enum PayloadError {
     },
 }
 
+impl PayloadError {
+    /// What is wrong with the payload, such as the field that it lacks, in at most 300 bytes. Unlike `Display`, it may quote a value.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        let source = std::error::Error::source(self).map(ToString::to_string);
+        let mut detail = source.unwrap_or_else(|| self.to_string());
+        detail.truncate(detail.floor_char_boundary(300));
+        detail
+    }
+}
+
 /// Writes `value` as a MessagePack map with named fields.
 ///
 /// # Errors
@@ -487,6 +498,14 @@ mod tests {
             assert_eq!(there.deadline(), None);
             assert!(RequestHead::of(String::new(), &there).age_ms >= Some(kept));
         }
+    }
+
+    #[test]
+    fn what_is_wrong_quotes_a_long_value_in_part() {
+        let text = encode_payload(&"é".repeat(1000)).unwrap();
+        let detail = decode_payload::<u32>(&text).unwrap_err().detail();
+        assert!(detail.starts_with("invalid type: string"), "{detail}");
+        assert!((290..=300).contains(&detail.len()), "{detail}");
     }
 
     /// A newer peer sends unknown fields; an older one omits fields that it does not know.

@@ -75,8 +75,11 @@ impl Call {
         let bytes = self.undecoded().await?;
         let item = bytes.map(|bytes| decode_payload(&bytes)).transpose();
         item.map_err(|error| {
-            EngineError::internal("the engine's process sent an unexpected answer")
-                .with_source(error)
+            let message = format!(
+                "the engine's process sent an unexpected answer: {}",
+                error.detail()
+            );
+            EngineError::internal(message).with_source(error)
         })
     }
 

@@ -1,7 +1,6 @@
 //! What the process publishes besides its answers: metrics, KV events, load, engine steps, and the death of its engine.
 
 use std::collections::BTreeMap;
-use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -167,7 +166,7 @@ fn warn_unread(error: &PayloadError, is_warned: &mut bool) {
     if std::mem::replace(is_warned, true) {
         return;
     }
-    let cause = error.source().map(ToString::to_string);
+    let cause = error.detail();
     tracing::warn!(
         %error,
         cause,

@@ -211,8 +211,9 @@ impl Link {
             FrameKind::Item => self.streams.lock().item(stream, payload),
             FrameKind::End => self.streams.lock().end(stream, Ok(())),
             FrameKind::Error => {
-                let error: WireError = decode_payload(&payload)
-                    .map_err(|error| ChildFailure::protocol(format!("Error frame: {error}")))?;
+                let error: WireError = decode_payload(&payload).map_err(|error| {
+                    ChildFailure::protocol(format!("Error frame: {}", error.detail()))
+                })?;
                 self.streams.lock().end(stream, Err(error.into()))
             }
             // If the outbox is full, the frames in it already show the process that we are alive.

@@ -69,11 +69,7 @@ impl Outputs {
         let output = match decode_payload(item) {
             Ok(output) => output,
             Err(error) => {
-                // The error's own text only says that something is wrong.
-                let problem = error
-                    .source()
-                    .map_or_else(|| error.to_string(), ToString::to_string);
-                return Some(self.refuse(format!("an item is no output: {problem}")));
+                return Some(self.refuse(format!("an item is no output: {}", error.detail())));
             }
         };
         if self.finished.is_some() {

@@ -260,6 +260,19 @@ async fn a_broken_answer_ends_its_request_and_no_other() {
 }
 
 #[tokio::test]
+async fn what_an_item_lacks_is_named() {
+    let error = request_error(config("no_usage")).await;
+    let message = error.message();
+    assert!(message.contains("missing field `usage`"), "{message}");
+    let error = start_error(config("config_without_context")).await;
+    let message = error.message();
+    assert!(
+        message.contains("missing field `context_length_tokens`"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
 async fn a_death_is_reported_and_reaches_every_request() {
     let engine = engine("killed");
     let ctx = StartContext::detached(1);

@@ -23,7 +23,6 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{Answer, CallHandler};
-use crate::error;
 
 /// What a Python engine publishes.
 #[derive(Debug, Deserialize)]
@@ -196,7 +195,7 @@ struct Outputs {
 impl Outputs {
     fn read(&mut self, item: &[u8]) -> Result<Output, EngineError> {
         let output: Output = decode_payload(item).map_err(|error| {
-            let problem = error::detail(&error);
+            let problem = error.detail();
             EngineError::internal(format!(
                 "the handler answered what is no output of an engine: {problem}"
             ))

@@ -1,7 +1,7 @@
 //! Errors to and from Python: the payload of an `Error` frame, which `genset.exceptions` reads and writes.
 
 use genset_backend_common::{EngineError, ErrorKind};
-use genset_wire::{PayloadError, WireError, decode_payload, encode_payload};
+use genset_wire::{WireError, decode_payload, encode_payload};
 
 /// Encodes the error for Python.
 pub(crate) fn to_bytes(error: &EngineError) -> Vec<u8> {
@@ -18,10 +18,4 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> EngineError {
         )
         .with_source(error),
     }
-}
-
-/// Returns what is wrong with a payload from Python. The error's own text only says that something is.
-pub(crate) fn detail(error: &PayloadError) -> String {
-    let source = std::error::Error::source(error).map(ToString::to_string);
-    source.unwrap_or_else(|| error.to_string())
 }

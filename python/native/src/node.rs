@@ -22,7 +22,6 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use crate::ask::{Caller, Selectors};
 use crate::call::{Call, CallHandler};
 use crate::engine::Published;
-use crate::error;
 use crate::inbox::{Event, Inbox};
 use crate::model::{self, ModelSpec};
 use crate::served::{EarlyStops, Reservation, Served, ServedByNumber};
@@ -229,7 +228,7 @@ impl Node {
     /// served, or could not be. A model that is stopped meanwhile begins to drain as soon as it can.
     fn serve_model(&self, op: u64, ended: u64, serving: u64, spec: &[u8]) -> PyResult<()> {
         let spec: ModelSpec =
-            decode_payload(spec).map_err(|error| PyValueError::new_err(error::detail(&error)))?;
+            decode_payload(spec).map_err(|error| PyValueError::new_err(error.detail()))?;
         let runtime = self.connected()?.clone();
         // The Worker's own admission bounds them.
         let handler = self.handler(serving, usize::MAX);
@@ -305,8 +304,8 @@ impl Node {
 
     /// Forwards what the engine of the model under `serving` publishes; has no effect if there is no such model.
     fn publish(&self, serving: u64, published: &[u8]) -> PyResult<()> {
-        let published: Published = decode_payload(published)
-            .map_err(|error| PyValueError::new_err(error::detail(&error)))?;
+        let published: Published =
+            decode_payload(published).map_err(|error| PyValueError::new_err(error.detail()))?;
         let model = match self.served.lock().get(&serving) {
             Some(Served::Model(model)) => Arc::clone(model),
             Some(Served::Beginning(_) | Served::Endpoint { .. }) | None => return Ok(()),

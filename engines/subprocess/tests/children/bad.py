@@ -71,6 +71,7 @@ GENERATE = {
     "two_terminals": lambda stream: answer(stream, TOKEN, FINISHED, FINISHED),
     "no_terminal": lambda stream: answer(stream, TOKEN),
     "token_out_of_range": lambda stream: answer(stream, {"tokens": {"token_ids": [100]}}, FINISHED),
+    "no_usage": lambda stream: answer(stream, TOKEN, {"finished": {"reason": "stop"}}),
     "no_output": lambda stream: answer(stream, "not an output"),
     "empty_chunk": lambda stream: answer(stream, {"tokens": {"token_ids": []}}, FINISHED),
     "no_credit": lambda stream: [item(stream, TOKEN) for _ in range(10_000)],
@@ -104,6 +105,9 @@ def start(stream):
         return
     if FAULT == "start_without_config":
         send(Kind.END, stream)
+        return
+    if FAULT == "config_without_context":
+        answer(stream, {"config": {key: CONFIG[key] for key in ("model", "data_parallel_size", "capabilities")}})
         return
     if FAULT == "noisy":
         for _ in range(20_000):
