@@ -50,6 +50,15 @@ impl Deadlines {
             () = expired => None,
         }
     }
+
+    /// Which deadline of a call with `limit` passed, for its error.
+    fn passed(&self, limit: Duration) -> String {
+        if self.expired.is_cancelled() {
+            "at once when a second signal asked for that".to_owned()
+        } else {
+            format!("within {} s", limit.as_secs_f64())
+        }
+    }
 }
 
 /// How an engine call failed, with its error.
@@ -143,10 +152,8 @@ impl EngineCalls {
                 (Fault::Error, EngineError::internal(message))
             }
             None => {
-                let message = format!(
-                    "the engine's {name} did not return within {} s",
-                    limit.as_secs_f64()
-                );
+                let passed = self.deadlines.passed(limit);
+                let message = format!("the engine's {name} did not return {passed}");
                 let error = EngineError::new(ErrorKind::DeadlineExceeded, message);
                 (Fault::Timeout, error)
             }

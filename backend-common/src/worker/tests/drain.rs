@@ -113,7 +113,12 @@ async fn a_second_signal_makes_the_deadline_of_every_call_now() {
         world.called(*held_in).await;
         let asked = Instant::now();
         handle.stop();
-        assert_eq!(ended(&handle).await.outcome, *outcome, "{held_in:?}");
+        let report = ended(&handle).await;
+        assert_eq!(report.outcome, *outcome, "{held_in:?}");
+        if matches!(held_in, Cleanup) {
+            let error = report.error.as_ref().unwrap();
+            assert!(error.message().contains("second signal"), "{error}");
+        }
         assert!(
             asked.elapsed() <= AT_ONCE,
             "{held_in:?}: {:?}",
