@@ -54,3 +54,8 @@ def test_a_program_s_log_has_the_level_of_the_environment() -> None:
     # A log that the program has set up stays unchanged.
     own = "logging.basicConfig(level='ERROR', format='own %(levelname)s %(name)s: %(message)s')"
     assert shown(own, GENSET_LOG="debug,mine=debug") == ["ERROR mine:", "ERROR other:"]
+
+
+def test_a_record_of_a_worker_s_child_has_its_level_on_each_line_that_says_something() -> None:
+    record = logging.LogRecord("mine", logging.ERROR, __file__, 1, "one\n\ntwo", None, None)
+    assert _logging._OneLevelALine("%(name)s: %(message)s").format(record) == "ERROR mine: one\nERROR two"

@@ -15,11 +15,11 @@ _FILTER_LEVELS = {**_LEVELS, "off": logging.CRITICAL + 1, "warn": logging.WARNIN
 
 
 class _OneLevelALine(logging.Formatter):
-    """Begins each line of a multi-line record, such as a traceback, with its level."""
+    """Begins each line of a multi-line record, such as a traceback, with its level. Leaves out empty lines, which would have nothing else."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return "\n".join(f"{record.levelname} {line}" for line in text.splitlines())
+        return "\n".join(f"{record.levelname} {line}" for line in text.splitlines() if line)
 
 
 def levels_of(text: str) -> dict[str, int]:
