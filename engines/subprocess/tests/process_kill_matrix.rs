@@ -259,6 +259,23 @@ fn a_good_process_of_one_seat_passes() {
     .assert_conformant();
 }
 
+#[test]
+fn a_process_that_ends_before_it_has_started_is_quoted() {
+    let options = Options {
+        only: vec!["SP02".into()],
+        ..Options::default()
+    };
+    let report = run_conformance_with(
+        |_: &Scenario| SupervisedProcess::new(process("needs_a_leash")).subject(),
+        &options,
+    );
+    let seen: Vec<_> = report.failures().map(|check| &check.verdict).collect();
+    let [Verdict::Fail { reason }] = seen[..] else {
+        panic!("{seen:?}");
+    };
+    assert!(reason.contains("GENSET_ENGINE_LEASH_FD"), "{reason}");
+}
+
 /// Its answers may be over before the kit kills it or cancels them.
 #[test]
 fn a_good_process_with_a_small_context_passes_however_fast_it_is() {

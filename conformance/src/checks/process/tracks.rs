@@ -40,6 +40,11 @@ impl Tracks {
         Ok(Self { mark })
     }
 
+    /// What no other process has.
+    pub(super) fn mark(&self) -> &str {
+        &self.mark
+    }
+
     /// The running processes with the mark. Zombies have no environment and are left out.
     pub(super) fn running(&self) -> Vec<u32> {
         let wanted = format!("{VARIABLE}={}", self.mark);

@@ -7,7 +7,8 @@
 )]
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -33,6 +34,8 @@ use crate::trial::Trial;
 const MAX_FRAME_BYTES: u32 = 16 << 20;
 /// The credit for streams with few items.
 const SMALL_CREDIT: u32 = 16;
+/// The lines of standard error that a failure quotes.
+const LAST_LINES: usize = 3;
 
 /// What the process sends, as far as checks need it.
 #[derive(Debug)]
@@ -76,6 +79,7 @@ pub(super) struct Worker {
     child: Child,
     /// Kills the process's descendants, if the check ends early.
     pub(super) tracks: Tracks,
+    stderr: File,
     socket: UnixStream,
     decoder: FrameDecoder,
     arrived: VecDeque<Arrival>,
@@ -114,6 +118,16 @@ pub(super) fn framed(kind: FrameKind, stream: u32, payload: &[u8]) -> Result<Byt
     Ok(bytes)
 }
 
+/// A file for a process's standard error, twice: to read it here, and for the process, which appends wherever we read.
+fn stderr_file(mark: &str) -> io::Result<(File, File)> {
+    let path = std::env::temp_dir().join(format!("genset-conformance-{mark}"));
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create_new(true);
+    let file = options.open(&path)?;
+    std::fs::remove_file(path)?;
+    Ok((file.try_clone()?, file))
+}
+
 #[derive(Serialize)]
 struct StartRequest {
     worker_id: u64,
@@ -127,6 +141,8 @@ impl Worker {
         // Log everything.
         own.env.insert("GENSET_ENGINE_LOG".into(), "debug".into());
         let tracks = Tracks::on(&mut own)?;
+        let (stderr, written) = stderr_file(tracks.mark())
+            .map_err(|error| broken("the kit has no file for standard error", &error))?;
         let pair = UnixStream::pair();
         let (ours, theirs) = pair.map_err(|error| broken("the kit has no socket", &error))?;
         // A shell sets up the descriptors: the socket at descriptor 3, and no standard input.
@@ -139,7 +155,7 @@ impl Worker {
             .env("GENSET_ENGINE_FD", "3")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(Stdio::from(written))
             .process_group(0);
         if let Some(cwd) = &own.cwd {
             command.current_dir(cwd);
@@ -151,6 +167,7 @@ impl Worker {
             trial: trial.clone(),
             child: child.map_err(|error| broken("the process cannot be started", &error))?,
             tracks,
+            stderr,
             socket: ours,
             decoder: FrameDecoder::new(),
             arrived: VecDeque::new(),
@@ -180,6 +197,10 @@ impl Worker {
                 Arrival::Config(declared) => config = Some(declared),
                 Arrival::Item(..) => {}
                 Arrival::End(ended) if ended == stream => break,
+                Arrival::Closed => fail!(
+                    "the process closed its socket before `start` had ended; its last lines on stderr: {}",
+                    self.last_lines()
+                ),
                 other => fail!("`start` was answered with {other:?}"),
             }
         }
@@ -187,6 +208,17 @@ impl Worker {
             Some(config) => Ok(*config),
             None => fail!("`start` ended without a config"),
         }
+    }
+
+    fn last_lines(&mut self) -> String {
+        let mut written = Vec::new();
+        // What cannot be read is left out.
+        let _ = self.stderr.rewind();
+        let _ = self.stderr.read_to_end(&mut written);
+        let text = String::from_utf8_lossy(&written);
+        let mut last: Vec<&str> = text.lines().rev().take(LAST_LINES).collect();
+        last.reverse();
+        last.join(" | ")
     }
 
     /// Opens a stream.

@@ -2,6 +2,7 @@
 
 Each fault is one that an author could make. `tests/process_kill_matrix.rs` says which checks of the conformance kit catch it.
 `one_seat` is not a fault: it computes one answer at a time. Nor is `swift`: its answers are short and come at once.
+`needs_a_leash` ends if the worker gives it none.
 """
 
 import os
@@ -34,6 +35,8 @@ MANY_ITEMS = 1000
 KNOWN = ("start", "events", "generate", "drain", "cleanup")
 HEAD_FIELDS = {"endpoint", "instance", "id", "deadline_ms", "age_ms", "traceparent", "tracestate", "headers", "credit"}
 
+if FAULT == "needs_a_leash":
+    int(os.environ["GENSET_ENGINE_LEASH_FD"])
 sock = socket.socket(fileno=int(os.environ["GENSET_ENGINE_FD"]))
 sock.set_inheritable(False)
 answers = {}
