@@ -15,7 +15,7 @@ _FILTER_LEVELS = {**_LEVELS, "off": logging.CRITICAL + 1, "warn": logging.WARNIN
 
 
 class _OneLevelALine(logging.Formatter):
-    """Begins each line of a multi-line record, such as a traceback, with its level. Leaves out empty lines, which would have nothing else."""
+    """Begins each line of a multi-line record, such as a traceback, with its level, and leaves out empty lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
