@@ -222,7 +222,7 @@ fn until_ended(
     cancelled: u32,
     beside: Option<u32>,
 ) -> CheckResult {
-    let deadline = tokio::time::Instant::now() + trial.limits().call;
+    let deadline = tokio::time::Instant::now() + trial.limits().cancel;
     loop {
         let left = deadline.saturating_duration_since(tokio::time::Instant::now());
         match worker.next("the end of a cancelled stream", left)? {

@@ -16,9 +16,11 @@ from frames import Decoder, Kind, encode, pack, unpack, unpack_request
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
 VOCAB_SIZE = 100
+# Whole answers of one that is deaf take more than a cancellation may, and less than a call.
+CONTEXT_LENGTHS = {"swift": 64, "deaf_to_cancel": 4096}
 CONFIG = {
     "model": "faulty",
-    "context_length_tokens": 64 if FAULT == "swift" else 8192,
+    "context_length_tokens": CONTEXT_LENGTHS.get(FAULT, 8192),
     "vocab_size": VOCAB_SIZE,
     "data_parallel_size": 1,
     "capabilities": {"inputs": ["tokens"]},
