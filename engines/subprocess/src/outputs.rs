@@ -1,6 +1,5 @@
 //! [`Outputs`]: the process's answer to a request, checked against an engine's contract.
 
-use std::error::Error as _;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::task::{Context, Poll};
