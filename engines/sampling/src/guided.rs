@@ -9,7 +9,8 @@
 //!
 //! # Notations
 //! - *JSON schema*: drafts 4 to 2020-12 as far as llguidance supports them; an unknown keyword is an error, not ignored.
-//!   `$ref` only within the schema (`#/...`); `oneOf` only if its branches exclude each other. Between JSON tokens at most
+//!   `$ref` only within the schema (`#/...`); `oneOf` only if its branches exclude each other. Integers with bounds have at
+//!   most 64 bits; a bound that leaves none of these is an error. Between JSON tokens at most
 //!   one space is allowed, or one line break with up to 32 spaces or tabs, so that no model generates white space without
 //!   end. *JSON object* is the schema `{"type": "object"}`.
 //! - *Regular expression*: the syntax of Rust's `regex`, matched against the whole text (`^` and `$` at the ends have no
@@ -43,6 +44,7 @@
 //! # Ok::<(), genset_backend_common::EngineError>(())
 //! ```
 
+mod bounds;
 mod compile;
 mod error;
 mod factory;

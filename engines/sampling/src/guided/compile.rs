@@ -9,6 +9,7 @@ use llguidance::derivre::RegexBuilder;
 use llguidance::{ParserFactory, TokenParser, panic_utils};
 use serde_json::{Value, json};
 
+use super::bounds;
 use super::limits::GuideLimits;
 use super::schema as schemas;
 
@@ -75,8 +76,10 @@ fn grammar(limits: &GuideLimits, guided: &GuidedDecoding) -> Result<TopLevelGram
 
 fn schema(limits: &GuideLimits, value: &Value) -> Result<TopLevelGrammar, String> {
     schemas::check(limits, value)?;
+    let mut value = value.clone();
+    bounds::fit(&mut value)?;
     let mut schema = match value {
-        Value::Object(schema) => schema.clone(),
+        Value::Object(schema) => schema,
         // The schema that accepts everything.
         Value::Bool(true) => serde_json::Map::new(),
         Value::Bool(false) => return Err("nothing validates against the schema false".into()),

@@ -194,6 +194,39 @@ fn json_parses_and_validates() {
     });
 }
 
+/// llguidance makes 64-bit integers of bounds, and negates them.
+#[test]
+fn integers_of_64_bits_are_within_their_bounds() {
+    let integer = |bounds: Value| {
+        // The definition's name is no keyword.
+        let definitions = json!({"minimum": bounds});
+        GuidedDecoding::JsonSchema(json!({"$ref": "#/$defs/minimum", "$defs": definitions}))
+    };
+    let is_i64 = |text: &str| text.parse::<i64>().is_ok();
+    let any = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
+    walks(&integer(any), 25, is_i64);
+    let negative = json!({"type": "integer", "minimum": -1e30, "maximum": -1});
+    walks(&integer(negative), 25, |text| {
+        is_i64(text) && text.starts_with('-')
+    });
+    for beyond in [
+        json!({"type": "integer", "minimum": 1e30, "maximum": 1e31}),
+        json!({"type": "integer", "exclusiveMaximum": i64::MIN}),
+    ] {
+        let problem = refusal(&tiny_chat(), &integer(beyond));
+        assert!(
+            problem.contains("leaves no integer of 64 bits"),
+            "{problem}"
+        );
+    }
+    // A value is no schema.
+    let value = json!({"minimum": i64::MIN});
+    let constant = GuidedDecoding::JsonSchema(json!({"const": value}));
+    walks(&constant, 30, |text| {
+        serde_json::from_str::<Value>(text).is_ok_and(|written| written == value)
+    });
+}
+
 #[test]
 fn grammars_are_followed() {
     let grammar = r#"
