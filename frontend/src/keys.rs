@@ -18,8 +18,8 @@ use prometheus_client::metrics::family::Family;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
-use file::read;
 pub use file::{KeyEntry, KeyFileError, KeyHash, new_key};
+use file::{read, read_again};
 use quota::Quota;
 
 /// How often the file is checked.
@@ -105,7 +105,7 @@ impl ApiKeys {
 
     /// Applies the file's current content, if it changed.
     fn look(&self) -> Result<(), KeyFileError> {
-        let (hash, entries) = read(&self.shared.path)?;
+        let (hash, entries) = read_again(&self.shared.path)?;
         let mut seen = self.shared.hash.lock();
         if hash != *seen {
             tracing::info!(keys = entries.len(), "API keys read again");

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::fs;
+use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
@@ -74,7 +76,7 @@ pub enum KeyFileError {
         path: PathBuf,
         /// Why.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Its content is invalid.
     #[error("the file of API keys {path:?} is not valid: {problem}")]
@@ -113,6 +115,20 @@ pub(super) fn read(path: &Path) -> Result<(blake3::Hash, Vec<KeyEntry>), KeyFile
         }
     }
     Ok((hash, file.key))
+}
+
+/// As [`read`], of a file that may have been replaced. It opens regular files only: opening a named pipe waits for
+/// somebody who writes to it.
+pub(super) fn read_again(path: &Path) -> Result<(blake3::Hash, Vec<KeyEntry>), KeyFileError> {
+    let unreadable = |source| KeyFileError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        let problem = "it is not a regular file, and only such a file is read again";
+        return Err(unreadable(io::Error::other(problem)));
+    }
+    read(path)
 }
 
 /// A new key, and the lines for the file.

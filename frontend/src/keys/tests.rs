@@ -187,3 +187,20 @@ fn a_new_key_is_in_the_lines_for_the_file_as_its_hash() {
     let found = keys.find(&headers("authorization", &format!("Bearer {key}")));
     assert_eq!(found.expect("it is known").name(), "team \"a\"");
 }
+
+/// Opening a pipe waits for somebody who writes: nothing would be read again, and the shutdown would wait.
+#[test]
+fn a_pipe_is_not_read_again() {
+    let (keys, folder) = load(&[("a", "sk-a", "")]);
+    let path = folder.path().join("keys.toml");
+    std::fs::remove_file(&path).expect("it is there");
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.expect("mkfifo runs").success());
+    let of_writer = path.clone();
+    let writer = std::thread::spawn(move || write(&of_writer, &[("b", "sk-b", "")]));
+    let error = keys.look().expect_err("a pipe");
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+    keys.find(&headers("x-api-key", "sk-a")).expect("it stays");
+    std::fs::read(&path).expect("what the writer waits to write");
+    writer.join().expect("it has written");
+}
