@@ -23,7 +23,7 @@ impl Places {
     pub(super) fn new(count: NonZeroUsize) -> Self {
         Self {
             count,
-            all: Arc::new(Semaphore::new(count.get())),
+            all: Arc::new(semaphore(count)),
             owners: Arc::default(),
         }
     }
@@ -35,7 +35,7 @@ impl Places {
         let key = owner.map(str::to_owned);
         let known = owners.get(&key).and_then(Weak::upgrade);
         let own = known.unwrap_or_else(|| {
-            let own = Arc::new(Semaphore::new(self.count.get()));
+            let own = Arc::new(semaphore(self.count));
             owners.insert(key, Arc::downgrade(&own));
             own
         });
@@ -44,6 +44,11 @@ impl Places {
             all: Arc::clone(&self.all),
         }
     }
+}
+
+/// A semaphore panics for more permits than it can count.
+fn semaphore(count: NonZeroUsize) -> Semaphore {
+    Semaphore::new(count.get().min(Semaphore::MAX_PERMITS))
 }
 
 /// The slots as one owner sees them.
@@ -70,6 +75,12 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+
+    #[tokio::test]
+    async fn any_number_of_requests_may_run_at_once() {
+        let places = Places::new(NonZeroUsize::MAX).of(None);
+        assert!(places.take().await.is_some());
+    }
 
     #[tokio::test]
     async fn an_owner_of_many_requests_is_in_nobodys_way() {
