@@ -100,7 +100,8 @@ pub struct FrontendConfig {
         default_value = in_bytes(Self::default().memory_budget_bytes), value_parser = byte_count::<usize>))]
     pub memory_budget_bytes: usize,
     /// Largest n of a request
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CHOICES", default_value_t = Self::default().max_choices))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CHOICES", default_value_t = Self::default().max_choices,
+        value_parser = clap::value_parser!(u32).range(1..)))]
     pub max_choices: u32,
     /// Choices of one request that are answered at once, of all its prompts together; the others start as these end
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_RUNNING_CHOICES", default_value_t = Self::default().max_running_choices))]
@@ -170,7 +171,8 @@ pub struct FrontendConfig {
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_MODEL_WAITING_REQUESTS", default_value_t = Self::default().max_model_waiting_requests))]
     pub max_model_waiting_requests: usize,
     /// Connections at once; more wait
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = Self::default().max_connections))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CONNECTIONS", default_value_t = Self::default().max_connections,
+        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..)))]
     pub max_connections: usize,
     /// Connections at once from one address; more are closed
     ///

@@ -51,6 +51,8 @@ async fn bad_flags_are_named() {
         ("--request-timeout", "soon"),
         ("--canary-timeout", "0"),
         ("--max-running-requests", "0"),
+        ("--max-connections", "0"),
+        ("--max-choices", "0"),
         ("--header-timeout", "0"),
         ("--max-body-bytes", "16Mb"),
         ("--engine-log-bytes", "0"),
