@@ -471,7 +471,7 @@ fn identity_of(
     }))
 }
 
-/// The largest file of certificates or of a secret, in bytes.
+/// The largest file of a secret, a password, credentials, certificates or a key, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 fn text_of(flag: &str, path: &Path) -> Result<String, EngineError> {
@@ -508,6 +508,16 @@ mod tests {
         for none in [None, Some(""), Some("run/user")] {
             assert_eq!(of(none), PathBuf::from(format!("/tmp/genset-{uid}")));
         }
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_limit() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MAX_FILE_BYTES).unwrap();
+        assert!(text_of("--wire-secret-file", file.path()).is_ok());
+        file.as_file().set_len(MAX_FILE_BYTES + 1).unwrap();
+        let error = text_of("--wire-secret-file", file.path()).unwrap_err();
+        assert!(error.to_string().contains("larger than"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The files that settings name, and the downloaded models.
 
 use std::fs;
+use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -76,12 +77,12 @@ pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
 
 fn secret(flag: &str, content: Content, path: &Path) -> Finding {
     let shown = path.display();
-    match fs::metadata(path).and_then(|about| fs::read(path).map(|bytes| (about, bytes))) {
+    match fs::metadata(path).and_then(|about| Ok((about, is_empty(path)?))) {
         Err(error) => Finding::problem(
             format!("{flag}: {shown}: {error}"),
             format!("make it, or name another with {flag}"),
         ),
-        Ok((_, bytes)) if bytes.is_empty() => {
+        Ok((_, true)) => {
             let mend = match content {
                 Content::Random => format!("openssl rand -base64 32 > {shown}"),
                 Content::Given(what) => {
@@ -90,7 +91,7 @@ fn secret(flag: &str, content: Content, path: &Path) -> Finding {
             };
             Finding::problem(format!("{flag}: {shown} is empty"), mend)
         }
-        Ok((about, _)) => match too_open(about.permissions().mode(), Owner::of(&about)) {
+        Ok((about, false)) => match too_open(about.permissions().mode(), Owner::of(&about)) {
             Some(mend) => Finding::warning(
                 format!("{flag}: others can read {shown}"),
                 mend.replace("FILE", &shown.to_string()),
@@ -98,6 +99,12 @@ fn secret(flag: &str, content: Content, path: &Path) -> Finding {
             None => Finding::ok(format!("{flag}: {shown}")),
         },
     }
+}
+
+/// Reads no more than the first byte: a device has no end.
+fn is_empty(path: &Path) -> io::Result<bool> {
+    let mut first = Vec::new();
+    Ok(fs::File::open(path)?.take(1).read_to_end(&mut first)? == 0)
 }
 
 /// The owner of a file.
