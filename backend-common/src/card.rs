@@ -27,6 +27,9 @@ pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// Default number of times a request may migrate, if the operator sets none.
 pub const DEFAULT_MIGRATION_LIMIT: u32 = 3;
 
+/// The longest name of a model that a client may give, in bytes.
+pub const MAX_MODEL_NAME_BYTES: usize = 1024;
+
 /// Size limit of an artifact, in bytes: enough for a tokenizer with 250,000 entries.
 pub const MAX_ARTIFACT_BYTES: u64 = 64 << 20;
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::card::{Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, ModelCard, TemplateParsers};
+use crate::card::{
+    Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, MAX_MODEL_NAME_BYTES, ModelCard,
+    TemplateParsers,
+};
 use crate::config::{EngineConfig, InputKind};
 use crate::controls::Adapter;
 use crate::engine::Role;
@@ -147,6 +150,12 @@ impl WorkerConfig {
             .is_some_and(|name| name.trim().is_empty())
         {
             ("model_name", "must not be empty")
+        } else if self
+            .model_name
+            .as_ref()
+            .is_some_and(|name| name.len() > MAX_MODEL_NAME_BYTES)
+        {
+            ("model_name", "must have at most 1024 bytes")
         } else if self.context_length_tokens == Some(0) {
             ("context_length", "must be at least 1")
         } else if self.limits.max_running == 0 {
@@ -325,5 +334,15 @@ mod tests {
         }
         let files = [(config, one), ("chat_template.jinja", "{{ messages }}")];
         assert_eq!(parsers([None, None], &files), [None, None]);
+    }
+
+    #[test]
+    fn a_name_that_no_client_may_give_is_refused() {
+        let named = |bytes| WorkerConfig {
+            model_name: Some("a".repeat(bytes)),
+            ..WorkerConfig::default()
+        };
+        named(MAX_MODEL_NAME_BYTES).validate().unwrap();
+        assert!(named(MAX_MODEL_NAME_BYTES + 1).validate().is_err());
     }
 }

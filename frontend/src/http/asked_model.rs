@@ -2,16 +2,13 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::card::EndpointType;
+use genset_backend_common::card::{EndpointType, MAX_MODEL_NAME_BYTES};
 use http::StatusCode;
 use tokio::time::Instant;
 
 use super::handlers::App;
 use crate::error::ApiError;
 use crate::model::ServedModel;
-
-/// The longest model name that is looked up, in bytes.
-const MAX_MODEL_BYTES: usize = 1024;
 
 /// Returns the model of this name or alias, which must offer `endpoint`, if one is given. Waits for it while it is expected, but
 /// no longer than `--migration-wait` and not past `deadline`.
@@ -44,8 +41,8 @@ async fn awaited(
     name: &str,
     deadline: Option<Instant>,
 ) -> Result<Arc<ServedModel>, ApiError> {
-    if name.len() > MAX_MODEL_BYTES {
-        let problem = format!("expected at most {MAX_MODEL_BYTES} bytes");
+    if name.len() > MAX_MODEL_NAME_BYTES {
+        let problem = format!("expected at most {MAX_MODEL_NAME_BYTES} bytes");
         return Err(ApiError::invalid("model", problem));
     }
     let models = &app.models;
