@@ -1,5 +1,5 @@
-//! Numeric bounds of a JSON schema that 64-bit integers do not hold, or barely. llguidance makes integers of all bounds,
-//! and negates them, without a check. For [`compile`](super::compile).
+//! Numbers of a JSON schema that llguidance would change, or overflow on: it reads each as an f64, makes a 64-bit integer of
+//! it and negates that, without a check. For [`compile`](super::compile).
 
 use serde_json::Value;
 
@@ -8,11 +8,11 @@ const BEYOND: f64 = 9_223_372_036_854_775_808.0;
 /// The least bound that is negated without an overflow: the number after -2^63 that an f64 holds.
 const LEAST: i64 = -9_223_372_036_854_774_784;
 
-/// Raises lower bounds of -2^63 and less to [`LEAST`], which leaves out the last 1024 integers at most that llguidance
-/// could express. Upper bounds of 2^63 and more are cut off there by llguidance.
+/// Raises lower bounds of -2^63 and less to [`LEAST`]. llguidance itself lowers upper bounds of 2^63 and more.
 ///
 /// # Errors
-/// A bound that leaves no 64-bit integer: llguidance would take another in its place.
+/// A bound that leaves no 64-bit integer, or an integer of a `const` or `enum` that no f64 holds: llguidance would take
+/// another in its place.
 pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
     let mut open = vec![(schema, false)];
     while let Some((value, is_names)) = open.pop() {
@@ -22,7 +22,8 @@ pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
                     match key.as_str() {
                         _ if is_names => open.push((value, false)),
                         // Values, not schemas.
-                        "const" | "enum" | "default" | "examples" => {}
+                        "const" | "enum" => check_values(key, value)?,
+                        "default" | "examples" => {}
                         "properties" | "patternProperties" | "$defs" | "definitions" => {
                             open.push((value, true));
                         }
@@ -53,4 +54,30 @@ fn check(keyword: &str, is_within: bool) -> Result<(), String> {
         return Err(format!("'{keyword}' leaves no integer of 64 bits"));
     }
     Ok(())
+}
+
+fn check_values(keyword: &str, value: &Value) -> Result<(), String> {
+    let mut open = vec![value];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Number(number) => {
+                if number.as_i64().is_some_and(|integer| !is_kept(integer)) {
+                    return Err(format!(
+                        "'{keyword}' has {number}, which is no integer that an f64 holds; use a string"
+                    ));
+                }
+            }
+            Value::Array(items) => open.extend(items),
+            Value::Object(entries) => open.extend(entries.values()),
+            Value::Null | Value::Bool(_) | Value::String(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether it stays the same as an f64, which has 53 bits, and can be negated.
+fn is_kept(integer: i64) -> bool {
+    let bits = integer.unsigned_abs();
+    let significant = bits.checked_shr(bits.trailing_zeros()).unwrap_or(0);
+    significant < 1 << 53 && integer != i64::MIN
 }

@@ -220,10 +220,32 @@ fn integers_of_64_bits_are_within_their_bounds() {
         );
     }
     // A value is no schema.
-    let mut constant = json!({"const": {"minimum": i64::MIN, "maximum": -1e30}});
+    let mut constant = json!({"const": {"minimum": -1e30, "maximum": -1e30}});
     let before = constant.clone();
     assert_eq!(super::bounds::fit(&mut constant), Ok(()));
     assert_eq!(constant, before);
+}
+
+/// llguidance makes an f64 of each number.
+#[test]
+fn an_integer_that_no_f64_holds_is_no_constant() {
+    let exact = 1_i64 << 53;
+    let constant = GuidedDecoding::JsonSchema(json!({"enum": [exact, -exact]}));
+    walks(&constant, 30, |text| {
+        let number = text.trim().parse::<i64>();
+        number.is_ok_and(|number| number.abs() == exact)
+    });
+    for changed in [
+        json!({"const": exact + 1}),
+        json!({"properties": {"id": {"enum": [1, [-exact - 1]]}}}),
+        json!({"const": i64::MIN}),
+    ] {
+        let problem = refusal(&tiny_chat(), &GuidedDecoding::JsonSchema(changed));
+        assert!(
+            problem.contains("no integer that an f64 holds"),
+            "{problem}"
+        );
+    }
 }
 
 #[test]
