@@ -1,7 +1,7 @@
 //! Numbers of a JSON schema that llguidance would change, or overflow on: it reads each as an f64, makes a 64-bit integer of
 //! it and negates that, without a check. For [`compile`](super::compile).
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 /// 2^63: every 64-bit integer is smaller.
 const BEYOND: f64 = 9_223_372_036_854_775_808.0;
@@ -61,7 +61,7 @@ fn check_values(keyword: &str, value: &Value) -> Result<(), String> {
     while let Some(value) = open.pop() {
         match value {
             Value::Number(number) => {
-                if number.as_i64().is_some_and(|integer| !is_kept(integer)) {
+                if !is_kept(number) {
                     return Err(format!(
                         "'{keyword}' has {number}, which is no integer that an f64 holds; use a string"
                     ));
@@ -75,8 +75,13 @@ fn check_values(keyword: &str, value: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether it stays the same as an f64, which has 53 bits, and can be negated.
-fn is_kept(integer: i64) -> bool {
+/// Whether it stays the same as an f64, which has 53 bits: it is negated as an integer, or, above 63 bits, written with the digits
+/// that tell its f64 from others.
+fn is_kept(number: &Number) -> bool {
+    let Some(integer) = number.as_i64() else {
+        let is_same = |float: f64| float.to_string() == number.to_string();
+        return !number.is_u64() || number.as_f64().is_some_and(is_same);
+    };
     let bits = integer.unsigned_abs();
     let significant = bits.checked_shr(bits.trailing_zeros()).unwrap_or(0);
     significant < 1 << 53 && integer != i64::MIN

@@ -239,6 +239,7 @@ fn an_integer_that_no_f64_holds_is_no_constant() {
         json!({"const": exact + 1}),
         json!({"properties": {"id": {"enum": [1, [-exact - 1]]}}}),
         json!({"const": i64::MIN}),
+        json!({"const": u64::MAX}),
     ] {
         let problem = refusal(&tiny_chat(), &GuidedDecoding::JsonSchema(changed));
         assert!(
@@ -246,6 +247,8 @@ fn an_integer_that_no_f64_holds_is_no_constant() {
             "{problem}"
         );
     }
+    let mut kept = json!({"const": 10_u64.pow(19)});
+    assert_eq!(super::bounds::fit(&mut kept), Ok(()));
 }
 
 #[test]
