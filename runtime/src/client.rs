@@ -507,8 +507,7 @@ impl GenerateClient {
                     let until =
                         *wait_until.get_or_insert_with(|| Instant::now() + self.successor_time);
                     let another = (self.client).other_than(&tried.instances, wanted, until, &ctx);
-                    // Instances left out as full do not count as replacements.
-                    if error.kind().is_instance_gone() && !tried.are_enough() && another.await {
+                    if error.kind().is_instance_gone() && another.await {
                         continue;
                     }
                     return Err(error);

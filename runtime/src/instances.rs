@@ -105,7 +105,7 @@ impl Room {
         }
     }
 
-    /// Whether only an old refusal is known. Whatever the number of requests, few find that of an instance.
+    /// Whether only an old refusal is known. A request that is refused again makes it new, so few requests come in vain.
     fn is_old(self, now: Instant) -> bool {
         match self {
             Self::Refused(at) => now.duration_since(at) >= FULL_TIME,
@@ -379,13 +379,6 @@ pub(crate) struct Tried {
     pub(crate) has_full: bool,
     /// Whether one of them could not read the request's KV blocks.
     pub(crate) has_refused_blocks: bool,
-}
-
-impl Tried {
-    /// Whether the request goes to no more instances that look full.
-    pub(crate) fn are_enough(&self) -> bool {
-        self.refusals >= MOST_REFUSALS
-    }
 }
 
 /// The live instances; clones share state. The map is replaced as a whole, so readers hold no lock.
