@@ -143,7 +143,8 @@ impl Remote {
         }
     }
 
-    /// Workers in other languages may leave out the endpoint `control`. They list it before `generate`.
+    /// Workers in other languages may leave out the endpoint `control`. They list it before `generate`. Discovery is asked only of
+    /// a worker whose `control` is not known: it may be away.
     ///
     /// # Errors
     /// `Unsupported` if the worker is listed without it.
@@ -152,6 +153,10 @@ impl Remote {
         generate: &EndpointName,
         instance: InstanceId,
     ) -> Result<(), EngineError> {
+        let known = self.control.workers(Duration::ZERO).await;
+        if known.is_ok_and(|known| known.contains(&instance)) {
+            return Ok(());
+        }
         let is_listed = |record: &InstanceRecord| record.instance == instance;
         if !self.client.instances().iter().any(is_listed) {
             return Ok(());

@@ -11,7 +11,7 @@ use genset_backend_common::{
     OutputStream, RequestContext, StartContext, async_trait,
 };
 use genset_conformance::{Options, Scenario, Subject, Verdict, run_conformance_with};
-use genset_runtime::discovery::{Discovery, InstanceRecord, MemoryDiscovery};
+use genset_runtime::discovery::{Discovery, Entry, InstanceRecord, Lease, MemoryDiscovery, Watch};
 use genset_runtime::plane::{MemoryPlane, RequestPlane};
 use genset_runtime::{EndpointName, InstanceId, RemoteConfig, RemoteEngine, Runtime};
 
@@ -186,6 +186,42 @@ async fn controls_travel_to_the_worker_and_are_refused_there() {
     let error = soon(controls.wake()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains("wake"), "{error}");
+    soon(worker.shutdown()).await;
+}
+
+/// Discovery whose watches go on, and that answers nothing.
+struct Silent(MemoryDiscovery);
+
+#[async_trait]
+impl Discovery for Silent {
+    async fn lease(&self) -> Result<Box<dyn Lease>, EngineError> {
+        self.0.lease().await
+    }
+
+    async fn get(&self, _prefix: &str) -> Result<Vec<Entry>, EngineError> {
+        Err(EngineError::new(ErrorKind::Unavailable, "it is away"))
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<Box<dyn Watch>, EngineError> {
+        self.0.watch(prefix).await
+    }
+}
+
+#[tokio::test]
+async fn controls_of_a_known_worker_need_no_discovery() {
+    let discovery = Arc::new(Silent(MemoryDiscovery::new()));
+    let runtime = Runtime::new(discovery, Arc::new(MemoryPlane::new()));
+    let worker = start(&runtime, 7, sample(0), worker_config(Vec::new())).await;
+    let engine = engine(&runtime, None);
+    soon(engine.start(StartContext::detached(1))).await.unwrap();
+    let controls = engine.controls().unwrap();
+    // It may know the worker's `control` a moment later.
+    let refused = async {
+        while controls.wake().await.unwrap_err().kind() != ErrorKind::Unsupported {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(refused).await;
     soon(worker.shutdown()).await;
 }
 
