@@ -547,8 +547,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_bad_secret_file_is_named() {
-        let error = text_of("--wire-tls-ca", Path::new("/dev/zero")).unwrap_err();
-        assert!(error.message().contains("/dev/zero: it is larger than"));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         std::fs::write(&path, "short").unwrap();
