@@ -34,6 +34,8 @@ pub struct EjectionConfig {
     pub after: u32,
     /// How long such an instance gets no request while others can take them, in seconds; twice as long each time, until it answers
     /// one, and at most 64 times as long
+    ///
+    /// One that failed half of its requests must answer 32 in a row.
     #[cfg_attr(feature = "cli", arg(id = "eject_time", long = "eject-time", env = "GENSET_EJECT_TIME", value_name = "EJECT_TIME",
         default_value = in_seconds(Self::default().time), value_parser = positive_seconds))]
     pub time: Duration,
