@@ -1,9 +1,9 @@
 //! [`KvFollower`]: reads a server's KV events while it serves, and publishes them.
 //!
-//! At sockets, batches are numbered from 0. If a number is missing, the follower asks the server to replay the batches after the last one
-//! read. It does so at the beginning, too, and after a silence, since the last batch may be the lost one. Batches that the
-//! server no longer has are lost. Then nothing is known of its cache, and the follower publishes that it was cleared. A route gives
-//! each event once, so what a failed poll would have given is lost in the same way.
+//! At sockets, batches are numbered from 0. If a number is missing, the follower asks the server to replay the batches after the
+//! last one read. It does so at the beginning, too, and after a silence, since the last batch may be the lost one. Batches that
+//! the server no longer has are lost. Then nothing is known of its cache, and the follower publishes that it was cleared. A route
+//! gives each event once, so what a failed poll would have given is lost in the same way.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
