@@ -85,6 +85,11 @@ const PROCESSES: &[(&str, &str, &[&str])] = &[
         &["SP11"],
     ),
     (
+        "deaf_while_computing",
+        "a Cancel seen only where an answer waits for credit, and an answer that is over before a call would be",
+        &["SP11"],
+    ),
+    (
         "deaf_while_waiting",
         "a Cancel seen between tokens only, and no token comes without credit",
         &["SP11"],

@@ -17,7 +17,7 @@ from frames import Decoder, Kind, encode, pack, unpack, unpack_request
 FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
 VOCAB_SIZE = 100
 # Whole answers of one that is deaf take more than a cancellation may, and less than a call.
-CONTEXT_LENGTHS = {"swift": 64, "deaf_to_cancel": 4096}
+CONTEXT_LENGTHS = {"swift": 64, "deaf_while_computing": 4096}
 CONFIG = {
     "model": "faulty",
     "context_length_tokens": CONTEXT_LENGTHS.get(FAULT, 8192),
@@ -169,7 +169,8 @@ def on_request(stream, payload):
 def on_cancel(stream):
     if FAULT == "deaf_to_cancel" or stream not in answers:
         return
-    if FAULT == "deaf_while_waiting" and answers[stream].credit <= 0:
+    is_waiting = answers[stream].credit <= 0
+    if FAULT == ("deaf_while_waiting" if is_waiting else "deaf_while_computing"):
         return
     if FAULT == "cancel_hits_all":
         for other in list(answers):
