@@ -16,7 +16,7 @@ from typing import Any
 import pydantic.dataclasses
 import pytest
 from conftest import Program, run
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from test_llm import ask, frontend, until_known
 
 from genset import exceptions, sdk
@@ -480,6 +480,16 @@ def test_a_model_of_bytes_and_dates_arrives_as_it_was_sent() -> None:
     check = checker(Photo)
     assert check is not None
     assert check(decode(encode(photo, "a request"))) == photo
+
+
+def test_a_field_that_cannot_be_sent_is_named_also_by_its_alias() -> None:
+    class Aliased(BaseModel):
+        model_config = {"serialize_by_alias": True}
+        pixels: bytes
+        at: datetime.datetime = Field(alias="takenAt")
+
+    with pytest.raises(TypeError, match="takenAt: datetime cannot be sent"):
+        encode(Aliased(pixels=b"\xff\xd8", takenAt=datetime.datetime(2026, 1, 2)), "a request")
 
 
 class Kind(enum.Enum):

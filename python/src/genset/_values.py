@@ -58,7 +58,7 @@ def _as_json(value: Any) -> Any:
         return dump(mode="json")
     for name in [name for name, each in plain.items() if not _fits(each, _plain)] if isinstance(plain, dict) else ():
         with contextlib.suppress(*_UNFIT):
-            plain[name] = dump(mode="json", include={name})[name]
+            plain.update(dump(mode="json", include={name}))
     return plain
 
 
