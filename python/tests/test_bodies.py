@@ -51,8 +51,9 @@ def test_parts_of_an_object_may_be_models(is_stream: bool, part: str) -> None:
     _, answer = Bodies("demo.chat.answer", "m", lambda: None).request(pack({"input": {"text": json.dumps(body)}}))
     call = Model(id="c", function={"name": "look", "arguments": "{}"})
     choice = Model(index=0, **{part: Model(content="a", tool_calls=[call])})
-    items = answer.items({"choices": [choice], "usage": Model(completion_tokens=4)})
+    items = answer.items({"choices": [choice], "usage": Model(completion_tokens=4, prompt_tokens_details=Model(cached_tokens=2))})
     items += answer.finish()
     made = json.loads(unpack(items[0])["text"]["text"])["choices"][0]["delta" if is_stream else "message"]
     assert (made["content"], made["tool_calls"][0]["function"]["name"]) == ("a", "look")
-    assert unpack(items[-1])["finished"]["usage"]["completion_tokens"] == 4
+    usage = unpack(items[-1])["finished"]["usage"]
+    assert (usage["completion_tokens"], usage["cached_tokens"]) == (4, 2)

@@ -95,7 +95,7 @@ class BodyAnswer:
         usage = {
             "prompt_tokens": self._usage.get("prompt_tokens") or 0,
             "completion_tokens": self._counted,
-            "cached_tokens": (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            "cached_tokens": (_dumped(self._usage.get("prompt_tokens_details")) or {}).get("cached_tokens"),
         }
         return [*items, pack({"finished": {"reason": "stop", "usage": usage, "last": {}}})]
 
