@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from genset._bridge import Bridge
 from genset.runtime import Runtime, _run, _told_of_signals
 
@@ -45,6 +47,19 @@ def test_a_signal_ends_a_function_that_goes_on_after_its_own_shutdown() -> None:
         assert running.result() is None
 
     asyncio.run(main())
+
+
+def test_a_second_signal_ends_a_function_that_blocks_the_loop() -> None:
+    async def main() -> None:
+        async def function() -> None:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("it goes on")
+
+        await _run(Runtime(cast(Bridge, FakeBridge())), function())
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
 
 
 def test_a_shutdown_that_is_not_awaited_drains_too() -> None:

@@ -23,6 +23,7 @@ import functools
 import inspect
 import logging
 import signal
+import types
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar, cast, overload
@@ -506,16 +507,23 @@ _on_signals: list[tuple[asyncio.AbstractEventLoop, Callable[[str], None]]] = []
 """What the programs on the main thread's loop do at a signal. A loop has one handler for each signal, and may run several programs, such
 as two `genset.backend.Worker`s."""
 
+_untold = 0
+"""Signals that the loop has not passed on yet."""
+
 
 @contextlib.contextmanager
 def _told_of_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[str], None]) -> Iterator[None]:
     """Calls `on_signal` with the name of a signal that ends programs."""
+    global _untold
+    _untold = 0
     signals = (signal.SIGINT, signal.SIGTERM)
     mine = (loop, on_signal)
     # Only the main thread's loop handles signals; in other threads they are not ours.
     with contextlib.suppress(RuntimeError, ValueError):
         for number in signals:
             loop.add_signal_handler(number, _tell_all, number.name)
+            # In place of asyncio's, which does nothing. The loop is told by its pipe all the same.
+            signal.signal(number, _interrupt)
         # Programs that were under way when their loop was closed are still there.
         _on_signals[:] = [each for each in _on_signals if not each[0].is_closed()]
         _on_signals.append(mine)
@@ -530,7 +538,17 @@ def _told_of_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[str],
                         loop.remove_signal_handler(number)
 
 
+def _interrupt(_number: int, _frame: types.FrameType | None) -> None:
+    """Runs in the main thread at the signal, also while something blocks the loop. That is then ended by an exception at the second signal."""
+    global _untold
+    _untold += 1
+    if _untold > 1:
+        raise KeyboardInterrupt
+
+
 def _tell_all(name: str) -> None:
+    global _untold
+    _untold = 0
     for _, on_signal in tuple(_on_signals):
         on_signal(name)
 
