@@ -156,7 +156,7 @@ def test_a_stop_awaited_beside_each_token_keeps_nothing() -> None:
             seen.set()
 
         for _ in range(3):
-            token = asyncio.ensure_future(asyncio.sleep(0))
+            token: asyncio.Future[Any] = asyncio.ensure_future(asyncio.sleep(0))
             await asyncio.wait([token, context.async_killed_or_stopped()], return_when=asyncio.FIRST_COMPLETED)
             assert not (context._waiting or context._awaited)
         # A task that waits for the stop alone stays: the event loop does not hold it.
