@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import sys
 from collections.abc import AsyncGenerator
@@ -147,6 +148,27 @@ def test_what_a_handler_awaits_may_be_cancelled_though_the_request_is_not(caplog
     asyncio.run(main())
     (warned,) = [record for record in caplog.records if record.exc_info]
     assert "request r failed" in warned.getMessage()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups of exceptions")
+def test_a_group_of_errors_is_the_first_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async def handler(request: str) -> None:
+            group: Any = vars(builtins)["ExceptionGroup"]
+            refused = [NotFound("none", field="adapter"), Internal("lost")]
+            raise group("two", [group("one", refused), *([ValueError()] if request == "mixed" else [])])
+
+        answering = Answering(cast(Bridge, FakeBridge()), "e", handler, Plain("e"))
+        same, mixed = FakeCall("same"), FakeCall("mixed")
+        answering.on_call(cast(Any, same))
+        assert await answering.idle(60)
+        assert (same.error()["kind"], same.error()["details"]) == ("not_found", {"field": "adapter"})
+        assert not caplog.records
+        answering.on_call(cast(Any, mixed))
+        assert await answering.idle(60)
+        assert mixed.error()["kind"] == "internal"
+
+    asyncio.run(main())
 
 
 def test_a_generator_that_awaits_nothing_lets_others_have_their_turns() -> None:

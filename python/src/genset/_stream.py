@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from genset._frames import pack
 from genset.engine import Context
@@ -106,7 +107,20 @@ def awaited_cancelled(stream: Stream, what: str) -> Internal:
 
 def as_engine_error(error: BaseException) -> EngineError:
     """The error that a request ends with. Call it where `error` is handled: it logs errors that are not of genset."""
-    if isinstance(error, EngineError):
-        return error
+    first = _first(error)
+    if isinstance(first, EngineError):
+        return first
     logger.warning("a request failed with an exception that is no genset error", exc_info=True)
     return Internal(f"{type(error).__name__}: {text_of(error)}")
+
+
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+"""Does not exist before Python 3.11."""
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first of a group of genset errors, such as `asyncio.TaskGroup` raises; any other error itself."""
+    if not isinstance(error, _GROUP):
+        return error
+    inner = [_first(each) for each in cast(Any, error).exceptions]
+    return inner[0] if all(isinstance(each, EngineError) for each in inner) else error
