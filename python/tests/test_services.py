@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from genset import _service, deploy, serve
-from genset.sdk import ServiceSpec, endpoint, parse_bytes, parse_gpus, service
+from genset.sdk import ServiceSpec, endpoint, on_start, parse_bytes, parse_gpus, service
 
 
 @pytest.mark.parametrize("memory", ["20 Gi", "lots", "-1", "nan", "0", "20GiB", ""])
@@ -92,6 +93,19 @@ def test_an_endpoint_is_one_method() -> None:
         other_name = generate
 
     assert list(ServiceSpec.of(Again).endpoints) == ["generate"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda it: staticmethod(endpoint()(it)),
+        lambda it: endpoint()(cast(Any, staticmethod(it))),
+        lambda it: on_start(cast(Any, classmethod(it))),
+    ],
+)
+def test_what_is_no_method_of_an_instance_is_refused(wrap: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="A.it is a (static|class)method: endpoints and hooks are methods of an instance"):
+        service()(type("A", (), {"it": wrap(lambda request: request)}))
 
 
 @service(workers=3, resources={"memory": "1Gi", "gpu": 1}, image="mine:1")

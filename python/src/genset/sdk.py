@@ -239,6 +239,8 @@ def service(
             dependencies={key: value.of for key, value in _attributes(cls) if isinstance(value, depends)},
             models={each.__dict__[_ENDPOINT]: each.__dict__[_MODEL] for _, each in _members(cls, _MODEL)},
         )
+        # Refuses what is no method before the service starts.
+        _members(cls, _HOOK)
         setattr(cls, _SPEC, spec)
         return cls
 
@@ -307,13 +309,16 @@ def on_shutdown(method: Function) -> Function:
 
 
 def _members(cls: type, mark: str) -> list[tuple[str, Callable[..., Any]]]:
-    """The methods with the mark. Raises TypeError for one that is static or of the class."""
+    marked: list[tuple[str, Callable[..., Any]]] = []
     for name, member in _attributes(cls):
-        if not isinstance(member, staticmethod | classmethod):
+        # The mark may be within the wrapper or on it: decorators come in any order.
+        within = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+        if not any(mark in getattr(each, "__dict__", {}) for each in (member, within)):
             continue
-        if mark in vars(member) or mark in getattr(member.__func__, "__dict__", ()):
-            raise TypeError(f"{cls.__name__}.{name}: leave out @{type(member).__name__}: a service's methods take self")
-    return [(name, member) for name, member in _attributes(cls) if inspect.isfunction(member) and mark in member.__dict__]
+        if not inspect.isfunction(member):
+            raise TypeError(f"{cls.__name__}.{name} is a {type(member).__name__}: endpoints and hooks are methods of an instance")
+        marked.append((name, member))
+    return marked
 
 
 def _attributes(cls: type) -> Iterable[tuple[str, Any]]:
