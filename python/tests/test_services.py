@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from genset import _service, deploy, serve
-from genset.sdk import ServiceSpec, endpoint, on_start, parse_bytes, parse_gpus, service
+from genset.sdk import ServiceSpec, depends, endpoint, on_start, parse_bytes, parse_gpus, service
 
 
 @pytest.mark.parametrize("memory", ["20 Gi", "lots", "-1", "nan", "0", "20GiB", ""])
@@ -106,6 +106,23 @@ def test_an_endpoint_is_one_method() -> None:
 def test_what_is_no_method_of_an_instance_is_refused(wrap: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="A.it is a (static|class)method: endpoints and hooks are methods of an instance"):
         service()(type("A", (), {"it": wrap(lambda request: request)}))
+
+
+@pytest.mark.parametrize("given", [{"name": "a.b"}, {"namespace": "a b"}, {"name": "Gr\u00f6\u00dfe"}, {"name": "a" * 64}, {"name": 3}])
+def test_a_name_that_no_endpoint_can_have_is_refused_where_it_is_declared(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="A: .* is no part of a name: use 1 to 63 letters, digits, - and _"):
+        service(**given)(type("A", (), {}))
+
+
+@pytest.mark.parametrize("workers", [0, 1.5, "2"])
+def test_a_number_of_processes_is_checked_where_it_is_declared(workers: Any) -> None:
+    with pytest.raises(ValueError, match="is no number of processes, at least 1"):
+        service(workers=workers)
+
+
+def test_a_dependency_is_a_class() -> None:
+    with pytest.raises(TypeError, match="'Back' is no service: decorate the class"):
+        depends(cast(Any, "Back"))
 
 
 @service(workers=3, resources={"memory": "1Gi", "gpu": 1}, image="mine:1")

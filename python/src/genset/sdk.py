@@ -108,9 +108,9 @@ class ServiceSpec:
     @staticmethod
     def of(cls: type) -> ServiceSpec:
         """Returns the spec of a class; TypeError if it is no service."""
-        spec = cls.__dict__.get(_SPEC)
+        spec = vars(cls).get(_SPEC) if isinstance(cls, type) else None
         if not isinstance(spec, ServiceSpec):
-            raise TypeError(f"{cls.__name__} is no service: decorate the class with @service(...)")
+            raise TypeError(f"{getattr(cls, '__name__', repr(cls))} is no service: decorate the class with @service(...)")
         return spec
 
     def adjusted(self, settings: Mapping[str, Any]) -> ServiceSpec:
@@ -125,8 +125,7 @@ class ServiceSpec:
         # As in the rest of a file, what has no value is not given.
         given = {name: value for name, value in given.items() if value is not None}
         workers, resources = given.get("workers", self.workers), given.get("resources", {})
-        if type(workers) is not int or workers < 1:
-            raise ValueError(f"{SERVICE_ARGS}.workers: {workers!r} is no number of processes, at least 1")
+        _check_workers(workers, f"{SERVICE_ARGS}.workers")
         if not isinstance(resources, Mapping):
             raise TypeError(f"{SERVICE_ARGS}.resources: {resources!r} is no map of cpu, memory and gpu")
         resources = {name: amount for name, amount in resources.items() if amount is not None}
@@ -186,6 +185,20 @@ def _resources(given: Mapping[str, Any], where: str) -> dict[str, str]:
     return {key: str(value) for key, value in given.items()}
 
 
+def _check_workers(given: Any, where: str) -> None:
+    if type(given) is not int or given < 1:
+        raise ValueError(f"{where}: {given!r} is no number of processes, at least 1")
+
+
+_PART = re.compile(r"[A-Za-z0-9_-]{1,63}")
+
+
+def _check_part(part: Any, cls: type) -> None:
+    """Raises ValueError for what is no part of an endpoint's name."""
+    if not isinstance(part, str) or _PART.fullmatch(part) is None:
+        raise ValueError(f"{cls.__name__}: {part!r} is no part of a name: use 1 to 63 letters, digits, - and _")
+
+
 def _graph(spec: ServiceSpec, seen: set[type]) -> Iterator[ServiceSpec]:
     if spec.cls in seen:
         return
@@ -216,8 +229,7 @@ def service(
         raise TypeError(f"@service(dynamo={{...}}) knows enabled and namespace, not {', '.join(given)}")
     if not is_enabled:
         raise TypeError("@service(dynamo={'enabled': False}): a class that is not to be served needs no decorator")
-    if workers < 1:
-        raise ValueError(f"@service(workers={workers}): must be at least 1")
+    _check_workers(workers, "@service(workers=...)")
     checked = _resources(resources or {}, "@service(resources=...)")
 
     def decorate(cls: Class) -> Class:
@@ -241,6 +253,8 @@ def service(
         )
         # Refuses what is no method before the service starts.
         _members(cls, _HOOK)
+        for part in (space, spec.name, *endpoints):
+            _check_part(part, cls)
         setattr(cls, _SPEC, spec)
         return cls
 
