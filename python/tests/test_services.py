@@ -125,6 +125,11 @@ def test_a_dependency_is_a_class() -> None:
         depends(cast(Any, "Back"))
 
 
+def test_a_service_without_an_endpoint_is_not_served() -> None:
+    with pytest.raises(serve.UsageError, match="A has no endpoint: decorate a method with @endpoint()"):
+        serve.adjusted([ServiceSpec.of(service()(type("A", (), {})))], {})
+
+
 @service(workers=3, resources={"memory": "1Gi", "gpu": 1}, image="mine:1")
 class Sized:
     @endpoint()

@@ -128,9 +128,12 @@ def _shared(name: str, wanted: Any, common: Mapping[str, Any]) -> dict[str, Any]
 
 
 def adjusted(specs: Iterable[ServiceSpec], told: Mapping[str, Mapping[str, Any]]) -> list[ServiceSpec]:
-    """The services with the workers and resources that their configuration gives them; raises `UsageError` for invalid ones."""
+    """The services with the workers and resources that their configuration gives them; raises `UsageError` for invalid ones, and for a
+    service without an endpoint."""
     made = []
     for each in specs:
+        if not each.endpoints:
+            raise UsageError(f"{each.name} has no endpoint: decorate a method with @endpoint()")
         try:
             made.append(each.adjusted(told.get(each.name, {})))
         except (TypeError, ValueError) as error:
