@@ -281,3 +281,17 @@ def test_a_long_life_begins_when_a_service_has_started(
     process = serve.Process(ServiceSpec.of(Quoting), "dying", {})
     assert asyncio.run(serve.Supervisor("dying:Dying", [process]).run()) == code
     assert len(list(tmp_path.glob("life*"))) == (7 if tells else serve.MAX_DEATHS)
+
+
+def test_what_does_not_end_after_its_drain_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "staying.py").write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(serve.__file__).parents[1]))
+    monkeypatch.setattr(serve, "KILL_S", 0.0)
+    process = serve.Process(ServiceSpec.of(Quoting), "staying", {})
+    assert asyncio.run(asyncio.wait_for(serve.Supervisor("staying:Staying", [process]).run(), 60)) == 0
+    assert "not over after 0 s: killing all" in capsys.readouterr().out

@@ -1,7 +1,8 @@
 """`genset serve MODULE:CLASS`: a class, and the services it depends on, each in processes of their own.
 
 A process that dies is started again after a pause that doubles, five times in a row; then all end, and its last lines are shown.
-What it started and left running is killed. SIGINT, SIGTERM or SIGHUP drains all; a SIGINT or SIGTERM during the drain kills.
+What it started and left running is killed. SIGINT, SIGTERM or SIGHUP drains all; a SIGINT or SIGTERM during the drain kills. What is
+left after 75 s is killed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from genset.runtime import KILL_S
 from genset.sdk import SERVICE_ARGS, ServiceSpec, parse_cpu, parse_gpus
 
 CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
@@ -356,14 +358,19 @@ class Supervisor:
             _say(f"{name}: draining all; SIGINT or SIGTERM from now on kills")
         elif name != signal.SIGHUP.name:
             # A terminal that closes sends SIGHUP more than once.
-            for running in self._running.values():
-                _kill_group(running)
-            _say(f"{name}: killing all")
+            self._kill(name)
 
     def _stop(self) -> None:
         self._stopping.set()
         for running in self._running.values():
             _terminate(running)
+        # After its drain a process may still wait for a thread or a child.
+        asyncio.get_running_loop().call_later(KILL_S, self._kill, f"not over after {KILL_S:g} s")
+
+    def _kill(self, why: str) -> None:
+        for running in self._running.values():
+            _kill_group(running)
+        _say(f"{why}: killing all")
 
     async def _keep(self, process: Process, leash: int) -> None:
         deaths, pause = 0, FIRST_PAUSE_S
