@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from genset import _service, deploy, serve
-from genset.sdk import ServiceSpec, depends, endpoint, on_start, parse_bytes, parse_gpus, service
+from genset import _service, deploy, sdk, serve
+from genset.sdk import ServiceSpec, depends, endpoint, on_shutdown, on_start, parse_bytes, parse_gpus, service
 
 
 @pytest.mark.parametrize("memory", ["20 Gi", "lots", "-1", "nan", "0", "20GiB", ""])
@@ -295,3 +295,21 @@ def test_what_does_not_end_after_its_drain_is_killed(
     process = serve.Process(ServiceSpec.of(Quoting), "staying", {})
     assert asyncio.run(asyncio.wait_for(serve.Supervisor("staying:Staying", [process]).run(), 60)) == 0
     assert "not over after 0 s: killing all" in capsys.readouterr().out
+
+
+def test_each_method_of_on_shutdown_is_called_also_after_one_that_failed() -> None:
+    called: list[str] = []
+
+    class Closing:
+        @on_shutdown
+        def first(self) -> None:
+            called.append("first")
+            raise OSError("first failed")
+
+        @on_shutdown
+        async def second(self) -> None:
+            called.append("second")
+
+    with pytest.raises(OSError, match="first failed"):
+        asyncio.run(sdk._call_hooks(Closing(), "shutdown"))
+    assert called == ["first", "second"]

@@ -26,6 +26,7 @@ import asyncio
 import collections.abc
 import dataclasses
 import inspect
+import logging
 import os
 import re
 import typing
@@ -54,6 +55,8 @@ __all__ = [
     "service",
     "worker",
 ]
+
+logger = logging.getLogger(__name__)
 
 IMAGE: str = os.environ.get("GENSET_IMAGE") or os.environ.get("DYNAMO_IMAGE") or ""
 """The container image of services that name none: from `GENSET_IMAGE`, else `DYNAMO_IMAGE`."""
@@ -317,7 +320,7 @@ def on_start(method: Function) -> Function:
 
 
 def on_shutdown(method: Function) -> Function:
-    """Marks a method, a coroutine or not, that runs after the service's requests have ended."""
+    """Marks a method, a coroutine or not, that runs after the service's requests have ended. Each runs, also after one that failed."""
     method.__dict__[_HOOK] = "shutdown"
     return method
 
@@ -491,8 +494,18 @@ async def _serve_one(instance: object, spec: ServiceSpec, name: str, runtime: Ru
 
 
 async def _call_hooks(instance: object, when: str) -> None:
+    failed: list[Exception] = []
     for name, member in _members(type(instance), _HOOK):
         if member.__dict__[_HOOK] == when:
-            result = getattr(instance, name)()
-            if inspect.isawaitable(result):
-                await result
+            try:
+                result = getattr(instance, name)()
+                if inspect.isawaitable(result):
+                    await result
+            except Exception as error:
+                if when == "start":
+                    raise
+                # The others free things of their own.
+                logger.warning("%s.%s failed", type(instance).__name__, name, exc_info=bool(failed))
+                failed.append(error)
+    if failed:
+        raise failed[0]
