@@ -6,6 +6,7 @@ import asyncio
 import enum
 import importlib
 import os
+import pydoc
 import subprocess
 import sys
 import types
@@ -27,6 +28,11 @@ def test_an_engine_is_imported_as_from_dynamo_s_modules() -> None:
     from genset.dynamo.common.backend.worker import WorkerConfig as ported_worker_config
 
     assert (ported_config, ported_worker, ported_worker_config) == (EngineConfig, Worker, WorkerConfig)
+
+
+@pytest.mark.parametrize("module", ["_core", "common.backend", "llm", "runtime", "sdk"])
+def test_help_describes_the_modules(module: str) -> None:
+    assert f"genset.dynamo.{module}" in pydoc.plain(pydoc.render_doc(importlib.import_module(f"genset.dynamo.{module}")))
 
 
 def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ _INSTEAD = {
 
 def absent(module: str, name: str, known: Mapping[str, str], submodules: Collection[str] = ()) -> Exception:
     """The error for a missing name, with what to do instead if there is another way. One of `submodules` may not be imported yet: it is an
-    AttributeError, after which Python imports it."""
-    if name.startswith("__") or name in submodules:
+    AttributeError, after which Python imports it. So is a private name, for which `help` looks."""
+    if name.startswith("_") or name in submodules:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     return ImportError(f"{module} has no {name}: {known.get(name, _GUIDE)}")
 
