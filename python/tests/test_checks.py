@@ -103,6 +103,31 @@ def test_other_types_are_not_checked() -> None:
     assert checker(None) is checker(int) is checker(list[int]) is None
 
 
+@pytest.mark.parametrize(
+    ("of", "value", "expected"),
+    [
+        (Optional[Inner], {"number": 1}, Inner(1)),
+        (Inner | None, None, None),
+        (list[Inner], [{"number": 1}], [Inner(1)]),
+        (dict[str, Inner], {"a": {"number": 1}}, {"a": Inner(1)}),
+        (list[Optional[Inner]], [None, {"number": 1}], [None, Inner(1)]),
+        (Inner | str, "a", "a"),
+    ],
+)
+def test_types_made_of_dataclasses_are_checked_too(of: Any, value: Any, expected: Any) -> None:
+    check = checker(of)
+    assert check is not None and check(value) == expected
+    with pytest.raises(InvalidArgument):
+        check(1)
+
+
+def test_a_model_s_optional_body_is_checked_as_one_that_must_be_there() -> None:
+    check = checker(Inner | None, leaves_out=True)
+    assert check is not None and check({"number": 1, "stream": True}) == Inner(1)
+    # Only the fields of the whole body can be left out.
+    assert checker(list[Inner], leaves_out=True) is None
+
+
 def test_annotations_that_cannot_be_evaluated_leave_a_method_unchecked(caplog: pytest.LogCaptureFixture) -> None:
     for annotation in ("asyncio.Absent", "Absent", "int[str]", "any text"):
 

@@ -52,11 +52,17 @@ def hints_of(annotated: Any) -> dict[str, Any]:
 
 
 def checker(of: Any, leaves_out: bool = False, reads_json: bool = False) -> Callable[[Any], Any] | None:
-    """Returns a function that converts plain data to a pydantic model or a dataclass, or raises `InvalidArgument`; None for other types. With
-    `leaves_out` it ignores fields that a dataclass lacks, as pydantic models do; otherwise it refuses them. With `reads_json` a text is
-    parsed as the JSON of a pydantic model."""
-    if not isinstance(of, type) or not (hasattr(of, "model_validate") or dataclasses.is_dataclass(of)):
-        return None
+    """Returns a function that converts plain data to a pydantic model or a dataclass, or to such an optional one, or to lists, maps and
+    unions of them, or raises `InvalidArgument`; None for other types. With `leaves_out` it ignores fields that a dataclass lacks, as pydantic
+    models do; otherwise it refuses them. With `reads_json` a text is parsed as the JSON of a pydantic model. With either, lists, maps and
+    unions stay plain data."""
+    if _is_optional(of):
+        (some,) = (hint for hint in typing.get_args(of) if hint is not type(None))
+        check = checker(some, leaves_out, reads_json)
+        return None if check is None else lambda value: None if value is None else check(value)
+    if not _has_fields(of):
+        is_checked = not (leaves_out or reads_json) and _names_fields(of)
+        return (lambda value: _fitted(of, value, "")) if is_checked else None
     if leaves_out and dataclasses.is_dataclass(of) and "__pydantic_validator__" not in vars(of):
         names = {field.name for field in dataclasses.fields(of) if field.init}
         return lambda value: _fitted(of, _only(names, value), "")
@@ -64,6 +70,18 @@ def checker(of: Any, leaves_out: bool = False, reads_json: bool = False) -> Call
         read = of.model_validate_json
         return lambda value: _validated(read, value, "") if isinstance(value, str | bytes) else _fitted(of, value, "")
     return lambda value: _fitted(of, value, "")
+
+
+def _is_optional(of: Any) -> bool:
+    return typing.get_origin(of) in (typing.Union, types.UnionType) and len(typing.get_args(of)) == 2 and type(None) in typing.get_args(of)
+
+
+def _has_fields(of: Any) -> bool:
+    return inspect.isclass(of) and typing.get_origin(of) is None and (hasattr(of, "model_validate") or dataclasses.is_dataclass(of))
+
+
+def _names_fields(of: Any) -> bool:
+    return _has_fields(of) or any(map(_names_fields, typing.get_args(of)))
 
 
 def _only(names: Container[str], value: Any) -> Any:
@@ -161,7 +179,7 @@ def _fitted(hint: Any, value: Any, at: str) -> Any:
         return int(value)
     # In Python a bool is an int.
     if of in _PLAIN and not (isinstance(value, of) and (of is bool or not isinstance(value, bool))):
-        raise InvalidArgument(f"must be {_PLAIN[of]}", field=at)
+        raise InvalidArgument(f"must be {_PLAIN[of]}", field=at or "request")
     if of is list and arguments:
         return [_fitted(arguments[0], item, _within(at, place)) for place, item in enumerate(value)]
     if of is dict and arguments:

@@ -419,7 +419,7 @@ def _answer_type(method: Callable[..., Any]) -> Any:
 
 
 def _reader(of: Any, endpoint: str, gives_json: bool = False) -> Callable[[bytes], Any]:
-    check = checker(of)
+    check = checker(of, reads_json=gives_json)
     return decode if check is None else lambda payload: _read(check, payload, endpoint, gives_json)
 
 
