@@ -313,3 +313,12 @@ def test_each_method_of_on_shutdown_is_called_also_after_one_that_failed() -> No
     with pytest.raises(OSError, match="first failed"):
         asyncio.run(sdk._call_hooks(Closing(), "shutdown"))
     assert called == ["first", "second"]
+
+
+def test_a_module_that_fails_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "failing.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert serve.main(["failing:Any", "--dry-run"]) == 2
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown and shown.endswith("error: failing:Any: the module cannot be imported\n")

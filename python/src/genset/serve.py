@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,10 @@ def load(target: str) -> ServiceSpec:
         found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         raise UsageError(f"{target}: {error}; is it in this folder, or installed?") from error
+    except Exception:
+        # The fault is in the module, at the last line of this.
+        traceback.print_exc()
+        raise UsageError(f"{target}: the module cannot be imported") from None
     if not isinstance(found, type):
         raise UsageError(f"{module} has no class {name}")
     try:
