@@ -60,17 +60,6 @@ def test_a_setting_with_a_dollar_is_the_same_in_a_container() -> None:
     assert written == '{"template": "$$(HOME) costs $$5"}'
 
 
-def test_an_endpoint_is_a_method_of_an_instance() -> None:
-    def answer(request: Any) -> Any:
-        return request
-
-    kinds: list[Any] = [staticmethod, classmethod]
-    for kind in kinds:
-        for method in (endpoint()(kind(answer)), kind(endpoint()(lambda request: request))):
-            with pytest.raises(TypeError, match=f"Own.answer: leave out @{kind.__name__}: a service's methods take self"):
-                service()(type("Own", (), {"answer": method}))
-
-
 def test_an_endpoint_is_one_method() -> None:
     with pytest.raises(TypeError, match="Double: first and second are both the endpoint answer: give one another name"):
 
