@@ -19,7 +19,7 @@ pub(super) const MARKER: &str = "]<]minimax[>[";
 /// Tags that may be tokens of their own.
 pub(super) const TAGS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
-/// A tag longer than this (in bytes) is text.
+/// A tag that is longer than this (in bytes), with the white space before it, is text.
 const MAX_TAG_BYTES: usize = 1024;
 
 /// How deep elements may lie in each other. The tags of others are text.
@@ -156,11 +156,11 @@ impl NestedParser {
         let rest = &self.held[blank..];
         let end = rest.find('>');
         let is_begun = rest.is_empty() || (rest.starts_with('<') && end.is_none());
-        if is_begun && rest.len() <= MAX_TAG_BYTES && !self.is_over {
+        if is_begun && self.held.len() <= MAX_TAG_BYTES && !self.is_over {
             return false;
         }
         self.is_at_tag = false;
-        let end = end.filter(|end| rest.starts_with('<') && *end <= MAX_TAG_BYTES);
+        let end = end.filter(|end| rest.starts_with('<') && blank + end <= MAX_TAG_BYTES);
         let tag = end.map(|end| rest[1..end].trim().to_owned());
         if let (Some(end), Some(tag)) = (end, tag)
             && self.take(&tag, out)

@@ -54,6 +54,16 @@ fn a_call_without_a_name_is_content_without_its_markers() {
     }
 }
 
+/// Held text is looked through again with each piece.
+#[test]
+fn a_tag_far_behind_its_marker_is_text() {
+    let tag = "<invoke name=\"now\">";
+    let text = format!("]<]minimax[>[{}{tag}", " ".repeat(1100));
+    for pieces in [vec![text.as_str()], characters(&text)] {
+        assert_eq!(seen(&run("minimax_m3", pieces)), (tag, vec![]));
+    }
+}
+
 /// Runs a dialect's parser over a text that was cut off.
 fn run_cut(name: &str, text: &str) -> Message {
     let parser = ToolDialect::find(name).unwrap().parser(tools());
