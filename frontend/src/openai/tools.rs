@@ -179,7 +179,7 @@ fn read_kind<'a>(at: &str, object: &'a Map<String, Value>) -> Result<&'a str, Ap
             at,
             format!("{kind:?} is not available, only \"function\" and \"custom\""),
         )),
-        _ => Err(ApiError::invalid(at, "expected \"function\"")),
+        _ => Err(ApiError::invalid(at, "expected \"function\" or \"custom\"")),
     }
 }
 
