@@ -249,7 +249,7 @@ fn batches_that_are_lost_or_broken_leave_nothing_known() {
     for broken in [
         &b"\xc1"[..],
         b"",
-        &rmp_serde::to_vec(&json!([1.0, [{"block_hashes": ["a"]}]])).unwrap(),
+        &rmp_serde::to_vec(&json!([1.0, [{"block_hashes": [true]}]])).unwrap(),
         &batch_of(1, &[]),
     ] {
         let next = reader.next;
