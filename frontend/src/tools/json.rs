@@ -109,6 +109,8 @@ pub(super) struct JsonParser {
     bracket: Option<usize>,
     /// Whether the model was cut off.
     is_cut: bool,
+    /// Whether all of the answer is calls, so that the beginning of one is no content.
+    is_forced: bool,
 }
 
 impl JsonParser {
@@ -125,6 +127,7 @@ impl JsonParser {
             passed: 0,
             bracket: None,
             is_cut: false,
+            is_forced: false,
         }
     }
 
@@ -132,6 +135,7 @@ impl JsonParser {
     pub(super) fn inside(marks: &'static JsonMarks, tools: Arc<ToolSchemas>) -> Self {
         Self {
             state: State::Between,
+            is_forced: true,
             ..Self::new(marks, tools)
         }
     }
@@ -446,7 +450,7 @@ impl MarkupParser for JsonParser {
                 } else {
                     object.close(out)
                 };
-                if !is_call {
+                if !is_call && !(self.is_forced && self.is_cut) {
                     self.content
                         .push_without(self.marks.all(), object.raw(), out);
                 }

@@ -1,8 +1,8 @@
 //! Calls that are cut short, and text that is not a call.
 
-use super::{ToolDialect, run, seen, tools};
+use super::{ToolDialect, forced, run, seen, tools};
 use crate::markup::testing::characters;
-use crate::markup::{IdStyle, Message, Splitter};
+use crate::markup::{IdStyle, MarkupParser, Message, Splitter};
 
 #[test]
 fn a_call_without_a_name_is_content_without_its_markers() {
@@ -66,13 +66,32 @@ fn a_tag_far_behind_its_marker_is_text() {
 
 /// Runs a dialect's parser over a text that was cut off.
 fn run_cut(name: &str, text: &str) -> Message {
-    let parser = ToolDialect::find(name).unwrap().parser(tools());
+    parse_cut(ToolDialect::find(name).unwrap().parser(tools()), text)
+}
+
+fn parse_cut(parser: Box<dyn MarkupParser>, text: &str) -> Message {
     let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
     let mut message = Message::default();
     splitter.push(text, |delta| message.add(delta));
     splitter.cut_short();
     splitter.finish(|delta| message.add(delta));
     message
+}
+
+#[test]
+fn the_beginning_of_a_forced_call_is_no_content() {
+    let call = r#"{"name": "now", "parameters": {}}"#;
+    for (text, calls) in [
+        (r#"[{"na"#.to_owned(), vec![]),
+        (format!("[{call},\n{{\n    \"name"), vec![("now", "{}")]),
+        (
+            format!("[{call}, {{\"name\": \"now\","),
+            vec![("now", "{}"), ("now", "")],
+        ),
+    ] {
+        let message = parse_cut(forced::calls_parser(tools()), &text);
+        assert_eq!(seen(&message), ("", calls), "{text}");
+    }
 }
 
 #[test]
