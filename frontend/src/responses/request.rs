@@ -195,6 +195,8 @@ impl ResponsesRequest {
         chat.insert("messages".into(), messages.into());
         let chat = ChatRequest::read(Fields::made(chat, meter), limits);
         let chat = chat.map_err(ApiError::in_chat)?;
+        // The chat's limit on tools holds for them.
+        self.repeated.complete_functions();
         let mut chat = chat.with_media_at(media_at);
         chat.params.hints.behind(hints);
         Ok(chat)

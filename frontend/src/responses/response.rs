@@ -24,7 +24,7 @@ const WRITTEN_COPIES: usize = 3;
 /// The most characters of an identifier.
 const IDENTIFIER_LETTERS: usize = 64;
 
-/// Fields that a response repeats unchanged, and their defaults.
+/// Fields that a response repeats, and their defaults. The sampling has none here: the engine has its own.
 fn repeated_fields() -> [(&'static str, Value); 20] {
     [
         ("background", json!(false)),
@@ -39,12 +39,12 @@ fn repeated_fields() -> [(&'static str, Value); 20] {
         ("prompt_cache_retention", Value::Null),
         ("reasoning", json!({"effort": null, "summary": null})),
         ("safety_identifier", Value::Null),
-        ("temperature", json!(1.0)),
+        ("temperature", Value::Null),
         ("text", json!({"format": {"type": "text"}})),
         ("tool_choice", json!("auto")),
         ("tools", json!([])),
         ("top_logprobs", json!(0)),
-        ("top_p", json!(1.0)),
+        ("top_p", Value::Null),
         ("truncation", json!("disabled")),
         ("user", Value::Null),
     ]
@@ -75,6 +75,16 @@ impl Repeated {
         })
     }
 
+    /// Adds the fields to its functions that those of OpenAI's responses always have.
+    pub(super) fn complete_functions(&mut self) {
+        let tools = self.fields.get_mut("tools").and_then(Value::as_array_mut);
+        for tool in tools.into_iter().flatten() {
+            complete_function(tool);
+            let own = tool.get_mut("tools").and_then(Value::as_array_mut);
+            own.into_iter().flatten().for_each(complete_function);
+        }
+    }
+
     /// Its approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.namespaces.bytes() + self.fields.values().map(value_bytes).sum::<usize>()
@@ -84,6 +94,16 @@ impl Repeated {
     pub(crate) fn bytes_with_copies(&self) -> usize {
         let written = json_bytes(&self.fields).saturating_mul(WRITTEN_COPIES);
         self.bytes().saturating_add(written)
+    }
+}
+
+fn complete_function(tool: &mut Value) {
+    if let Value::Object(tool) = tool
+        && tool.get("type").is_some_and(|kind| kind == "function")
+    {
+        for name in ["parameters", "strict"] {
+            tool.entry(name).or_insert(Value::Null);
+        }
     }
 }
 

@@ -27,12 +27,21 @@ async fn a_call_has_the_namespace_of_its_function() {
         let engine = Script::tokens(encode(&said));
         let worker = with_template(thinking_and_calling(), SHOWS_ALL);
         let site = Site::with_worker(config(), worker, engine.clone()).await;
-        let tools = json!([namespace(name, json!([function("now")])), function("now")]);
+        let without = json!({"type": "function", "name": "on"});
+        let tools = json!([
+            namespace(name, json!([function("now"), without])),
+            function("now")
+        ]);
+        // The functions of OpenAI's responses have all fields.
+        let mut repeated = tools.clone();
+        let complete =
+            json!({"type": "function", "name": "on", "parameters": null, "strict": null});
+        repeated[0]["tools"][1] = complete;
         let body = asked("Weather?", json!({"tools": tools}));
         let [whole, streamed] = site.whole_and_streamed(RESPONSES, body).await;
         let mut calls = Vec::new();
         for response in [whole.json(), joined(&streamed)] {
-            assert_eq!(response["tools"], tools);
+            assert_eq!(response["tools"], repeated);
             let items = response["output"].as_array().expect("items");
             let is_call = |item: &&Value| item["type"] == "function_call";
             let call = items.iter().find(is_call).expect("a call");
