@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, StatusCode};
 use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Instant, timeout_at};
@@ -270,16 +270,27 @@ fn too_large(config: &FrontendConfig) -> ApiError {
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
+/// Refuses a body whose content or transfer is encoded, except as chunks. RFC 9112 has a 501 for the latter, which clients would send
+/// again.
 fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
-    for value in headers.get_all(header::CONTENT_ENCODING) {
-        let encodings = String::from_utf8_lossy(value.as_bytes());
-        for encoding in encodings.split(',').map(str::trim) {
-            if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
+    for (name, plain) in [
+        ("content-encoding", "identity"),
+        ("transfer-encoding", "chunked"),
+    ] {
+        for value in headers.get_all(name) {
+            let encodings = String::from_utf8_lossy(value.as_bytes());
+            let is_plain = |encoding: &str| {
+                let plain = ["", "identity", plain];
+                plain
+                    .iter()
+                    .any(|plain| encoding.eq_ignore_ascii_case(plain))
+            };
+            if let Some(encoding) = encodings.split(',').map(str::trim).find(|it| !is_plain(it)) {
                 let message = format!(
-                    "The content-encoding {encoding:?} is not available; send the body without encoding."
+                    "The {name} {encoding:?} is not available; send the body without encoding."
                 );
                 return Err(ApiError {
-                    param: Some("content-encoding".into()),
+                    param: Some(name.into()),
                     ..ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
                 });
             }

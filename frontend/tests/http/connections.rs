@@ -508,6 +508,12 @@ async fn a_body_in_an_encoding_is_refused_unread() {
             }
         }
     }
+    let chunked = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
+    );
+    let response = site.send(chunked).await;
+    assert_eq!(response.status, 415);
+    assert_eq!(response.json()["error"]["param"], "transfer-encoding");
     let plain = completion("Hello", json!({})).to_string();
     for encoding in ["identity", "", "identity, identity"] {
         let headers = format!("content-encoding: {encoding}\r\n");
