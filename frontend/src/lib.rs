@@ -22,6 +22,7 @@ mod media;
 pub mod model;
 pub mod openai;
 mod parsers;
+mod percent;
 pub mod pipeline;
 pub mod reasoning;
 pub mod responses;

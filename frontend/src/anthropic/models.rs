@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::percent::decoded;
 
 /// How many models a page has unless the query says.
 const USUAL_LIMIT: usize = 20;
@@ -49,7 +50,8 @@ impl ModelPage {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let problem = "expected UTF-8, percent-encoded";
-            let value = decoded(value).ok_or_else(|| ApiError::invalid(name, problem))?;
+            let value = decoded(&value.replace('+', " "))
+                .ok_or_else(|| ApiError::invalid(name, problem))?;
             match name {
                 "after_id" => after = Some(value),
                 "before_id" => before = Some(value),
@@ -115,19 +117,6 @@ impl ModelPage {
             "has_more": others > 0,
         })
     }
-}
-
-/// A value of a query without its encoding; `None` if it is wrongly encoded.
-fn decoded(value: &str) -> Option<String> {
-    let value = value.replace('+', " ");
-    let mut parts = value.split('%');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        let (digits, rest) = part.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        bytes.extend_from_slice(rest.as_bytes());
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ use crate::batch::store::{UploadRoom, file_not_found, not_written};
 use crate::budget::MemoryShare;
 use crate::clock::now;
 use crate::error::{ApiError, Param};
+use crate::percent::decoded;
 
 /// The longest field of an upload other than its file, in bytes.
 const MAX_FIELD_BYTES: usize = 256;
@@ -350,7 +351,10 @@ async fn text(name: &str, part: &mut Field<'_>, pace: &Pace) -> Result<String, A
 
 /// The client's name for the file. It is only shown; it names no file on this machine.
 fn name_of(part: &Field<'_>) -> Result<String, ApiError> {
-    let name = part.file_name().unwrap_or("file.jsonl");
+    let head = part.headers().get(header::CONTENT_DISPOSITION);
+    let encoded = head.and_then(|head| encoded_name(head.to_str().ok()?));
+    let name = encoded.as_deref().or_else(|| part.file_name());
+    let name = name.unwrap_or("file.jsonl");
     match name.len() {
         1..=MAX_NAME_BYTES => Ok(name.to_owned()),
         _ => {
@@ -358,6 +362,15 @@ fn name_of(part: &Field<'_>) -> Result<String, ApiError> {
             Err(ApiError::invalid("file", problem))
         }
     }
+}
+
+/// The name in `filename*=UTF-8''...`, as some clients send one that is not ASCII.
+fn encoded_name(head: &str) -> Option<String> {
+    let (_, value) = head.split_once("filename*=")?;
+    let value = value.split(';').next()?.trim();
+    let (charset, value) = value.split_once('\'')?;
+    let (_language, name) = value.split_once('\'')?;
+    decoded(name).filter(|_| charset.eq_ignore_ascii_case("utf-8"))
 }
 
 fn broken(error: &multer::Error) -> ApiError {

@@ -464,6 +464,9 @@ async fn an_upload_that_is_none_is_refused_by_name() {
     let named = part("name=\"file\"; filename=\"../../etc/passwd\"", "{}");
     let response = site.send(upload_of("", &[named, purpose()])).await;
     assert_eq!(response.json()["filename"], "../../etc/passwd");
+    let encoded = part("name=\"file\"; filename*=UTF-8''%E2%82%AC+1.jsonl", "{}");
+    let response = site.send(upload_of("", &[purpose(), encoded])).await;
+    assert_eq!(response.json()["filename"], "€+1.jsonl");
     site.is_well().await;
     site.close().await;
 }
