@@ -89,8 +89,15 @@ impl Prompts {
     pub(super) fn read(&mut self, index: usize) -> Result<Prompt, EngineError> {
         let (at, bytes) = self.input.read(index).map_err(refused)?;
         let bad = |problem: String| refused(at.error(problem));
-        let mut fields = match serde_json::from_slice::<Map<String, Value>>(&bytes) {
-            Err(error) => return Ok(Prompt::Bad(bad(format!("is no JSON object: {error}")))),
+        let mut fields = match serde_json::from_slice::<Map<String, Value>>(bytes.trim_ascii_end())
+        {
+            Err(error) => {
+                // `at` has the file and the line.
+                let error = error
+                    .to_string()
+                    .replace(" at line 1 column ", " at column ");
+                return Ok(Prompt::Bad(bad(format!("is no JSON object: {error}"))));
+            }
             Ok(fields) => fields,
         };
         if fields.contains_key("custom_id") {
@@ -203,6 +210,16 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_line_that_is_no_object_has_the_column_of_its_fault() {
+        let Prompt::Bad(error) = open("\n{\n").read(0).unwrap() else {
+            panic!("half an object is taken");
+        };
+        let error = error.to_string();
+        let expected = "is no JSON object: EOF while parsing an object at column 1";
+        assert!(error.contains(expected), "{error}");
     }
 
     #[test]
