@@ -54,13 +54,22 @@ pub(super) fn read_tools(
     choice.finish(&[])
 }
 
+/// The beginnings of the types of tools that the client runs, and that have no schema because Anthropic's models know it.
+const OF_CLIENT: [&str; 4] = ["bash_", "computer_", "memory_", "text_editor_"];
+
 fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
     let mut tool = Block::new(at, tool)?;
     match tool.string("type")?.as_deref() {
         None | Some("custom") => {}
         Some(other) => {
-            let why =
-                format!("tools of type {other:?} run at Anthropic's; only \"custom\" is available");
+            let is_of_client = OF_CLIENT.iter().any(|kind| other.starts_with(kind));
+            let why = if is_of_client {
+                format!(
+                    "only Anthropic's models know the arguments of {other:?}; define a tool of your own, with name and input_schema"
+                )
+            } else {
+                format!("tools of type {other:?} run at Anthropic's; leave it out")
+            };
             return Err(ApiError::unsupported(tool.path("type"), why));
         }
     }

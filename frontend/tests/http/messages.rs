@@ -491,6 +491,14 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
             "{field}: {text}"
         );
     }
+    for (kind, advice) in [
+        ("text_editor_20250728", "a tool of your own"),
+        ("web_search_20250305", "run at Anthropic's"),
+    ] {
+        let body = message("Hello", tool(json!({"type": kind})));
+        let (_, _, text) = error(&site.post(MESSAGES, &body).await);
+        assert!(text.contains(advice), "{text}");
+    }
     site.is_well().await;
     site.close().await;
 }
