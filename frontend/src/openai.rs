@@ -30,7 +30,7 @@ pub use chat::ChatRequest;
 pub(crate) use common::json_bytes;
 pub use common::{CommonParams, ParamLimits, Streaming};
 pub use completions::{CompletionRequest, Prompt};
-pub(crate) use custom::read_custom;
+pub(crate) use custom::{GRAMMAR_IS_SHOWN, read_custom};
 pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};
 pub use fields::Fields;
 pub use guided::GuidedOptions;

@@ -7,31 +7,66 @@ use super::tools::check_tool_name;
 use crate::block::Block;
 use crate::error::ApiError;
 
-/// Checks a custom tool. Returns its name and description.
+/// Why a tool's grammar has no effect but that the model sees it.
+pub(crate) const GRAMMAR_IS_SHOWN: &str =
+    "nothing holds the model to a grammar; leave it out, or describe the input";
+
+/// Checks a custom tool. Returns its name and description, which includes the grammar of its input, and the path of that.
 ///
 /// # Errors
-/// A 400 that names the field; one if the tool's input must follow a grammar.
-pub(crate) fn read_custom(mut tool: Block) -> Result<Map<String, Value>, ApiError> {
+/// A 400 that names the field.
+pub(crate) fn read_custom(
+    mut tool: Block,
+) -> Result<(Map<String, Value>, Option<String>), ApiError> {
+    let mut grammar_at = None;
     let mut custom = Map::new();
     let name = tool.required_string("name")?;
     check_tool_name(&tool.path("name"), Some(&json!(name)))?;
     custom.insert("name".into(), name.into());
-    if let Some(description) = tool.string("description")? {
-        custom.insert("description".into(), description.into());
-    }
+    let mut description = tool.string("description")?;
     if let Some(format) = tool.object("format")? {
         let mut format = Block::new(tool.path("format"), format)?;
-        let kind = format.required_string("type")?;
-        if kind != "text" {
-            let why = format!(
-                "{kind:?} is not available, only \"text\": nothing would hold the model to it"
-            );
-            return Err(ApiError::unsupported(format.path("type"), why));
+        match format.required_string("type")?.as_str() {
+            "text" => format.finish(&[])?,
+            "grammar" => {
+                grammar_at = Some(tool.path("format"));
+                let grammar = read_grammar(format)?;
+                let text = description.take().unwrap_or_default();
+                description = Some(format!("{text}\n\n{grammar}").trim_start().to_owned());
+            }
+            other => {
+                let why = format!("{other:?} is not available, only \"text\" and \"grammar\"");
+                return Err(ApiError::unsupported(format.path("type"), why));
+            }
         }
-        format.finish(&[])?;
+    }
+    if let Some(description) = description {
+        custom.insert("description".into(), description.into());
     }
     tool.finish(&[])?;
-    Ok(custom)
+    Ok((custom, grammar_at))
+}
+
+/// What the model is told of a grammar. A chat's format has an object of its own for it.
+fn read_grammar(mut format: Block) -> Result<String, ApiError> {
+    let mut grammar = match format.object("grammar")? {
+        Some(grammar) => {
+            let grammar = Block::new(format.path("grammar"), grammar)?;
+            format.finish(&[])?;
+            grammar
+        }
+        None => format,
+    };
+    let syntax = grammar.required_string("syntax")?;
+    if !matches!(syntax.as_str(), "lark" | "regex") {
+        let problem = format!("expected \"lark\" or \"regex\", got {syntax:?}");
+        return Err(ApiError::invalid(grammar.path("syntax"), problem));
+    }
+    let definition = grammar.required_string("definition")?;
+    grammar.finish(&[])?;
+    Ok(format!(
+        "The text is given as the string `input`, and matches this {syntax} grammar:\n{definition}"
+    ))
 }
 
 /// The function that the model sees of a custom tool with this name and description.

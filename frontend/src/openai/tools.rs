@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::common::{ParamLimits, at_most};
-use super::custom::{as_function, as_function_call, read_custom};
+use super::custom::{GRAMMAR_IS_SHOWN, as_function, as_function_call, read_custom};
 use super::fields::Fields;
 use crate::block::Block;
 use crate::error::ApiError;
@@ -84,7 +84,7 @@ impl ToolOptions {
     pub(super) fn read(fields: &mut Fields<'_>, limits: &ParamLimits) -> Result<Self, ApiError> {
         let mut tools = fields.list("tools")?.unwrap_or_default();
         at_most("tools", limits.max_tools, tools.len(), "tools")?;
-        let custom = read_tools(&mut tools)?;
+        let custom = read_tools(fields, &mut tools)?;
         let (choice, allowed) = match fields.take("tool_choice")? {
             Some(choice) if choice["type"] == "allowed_tools" => {
                 let (choice, allowed) = read_allowed(choice, &tools, limits)?;
@@ -112,8 +112,9 @@ fn refuse_legacy(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 /// Checks the tools, and makes functions of custom ones. Returns the names of those.
-fn read_tools(tools: &mut [Value]) -> Result<BTreeSet<String>, ApiError> {
+fn read_tools(fields: &Fields<'_>, tools: &mut [Value]) -> Result<BTreeSet<String>, ApiError> {
     let mut custom = BTreeSet::new();
+    let mut first_grammar = None;
     for (index, tool) in tools.iter_mut().enumerate() {
         let at = format!("tools[{index}]");
         if tool.get("type").is_none_or(|kind| kind != "custom") {
@@ -125,7 +126,9 @@ fn read_tools(tools: &mut [Value]) -> Result<BTreeSet<String>, ApiError> {
         let own = of_type.required_object("custom", expected)?;
         let own = Block::new(of_type.path("custom"), own)?;
         of_type.finish(&["type"])?;
-        *tool = as_function(read_custom(own)?);
+        let (own, grammar_at) = read_custom(own)?;
+        first_grammar = first_grammar.or(grammar_at);
+        *tool = as_function(own);
         custom.insert(name_of(tool).to_owned());
     }
     // A call says no more than the name.
@@ -133,6 +136,9 @@ fn read_tools(tools: &mut [Value]) -> Result<BTreeSet<String>, ApiError> {
     if named.count() > custom.len() {
         let problem = "a custom tool has the name of another tool";
         return Err(ApiError::invalid("tools", problem));
+    }
+    if let Some(at) = first_grammar {
+        fields.accept(&at, GRAMMAR_IS_SHOWN)?;
     }
     Ok(custom)
 }

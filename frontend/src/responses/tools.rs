@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::block::Block;
 use crate::error::ApiError;
-use crate::openai::{Fields, check_function, check_tool_name, read_custom};
+use crate::openai::{Fields, GRAMMAR_IS_SHOWN, check_function, check_tool_name, read_custom};
 
 /// Separates the name of a namespace from that of its function, unless the former ends with it.
 const SEPARATOR: &str = "__";
@@ -83,6 +83,9 @@ pub(super) fn read_tools(
         if let Some(at) = hosted {
             fields.accept(&at, "this tool runs at OpenAI; leave it out")?;
         }
+        if let Some(at) = &functions.first_grammar {
+            fields.accept(at, GRAMMAR_IS_SHOWN)?;
+        }
         functions.refuse_clashes()?;
         chat.insert("tools".into(), functions.of_chat.into());
     }
@@ -149,6 +152,8 @@ fn named(kind: &str, name: &str) -> Value {
 struct Functions {
     of_chat: Vec<Value>,
     namespaces: Namespaces,
+    /// The path of the first grammar of a custom tool. Like a hosted tool, it is named once.
+    first_grammar: Option<String>,
 }
 
 impl Functions {
@@ -158,7 +163,10 @@ impl Functions {
             "function" => self.add_function(at, tool, None),
             "custom" => {
                 tool.refuse("defer_loading", &[json!(false)])?;
-                let custom = read_custom(tool)?;
+                let (custom, grammar_at) = read_custom(tool)?;
+                if let Some(at) = grammar_at {
+                    self.first_grammar.get_or_insert(at);
+                }
                 self.of_chat
                     .push(json!({"type": "custom", "custom": custom}));
                 Ok(())

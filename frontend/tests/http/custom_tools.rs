@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::responses::{RESPONSES, asked, joined, without_ids};
 use crate::script::Script;
 use crate::support::{
-    CHAT, MODEL, Site, chat, config, encode, thinking_and_calling, tokenizer, with_template,
+    CHAT, MODEL, Site, chat, config, encode, thinking_and_calling, tokenizer, with, with_template,
 };
 
 /// Two calls, of which the first is of the custom tool.
@@ -107,16 +107,44 @@ async fn a_response_has_calls_of_custom_tools_as_items() {
     site.close().await;
 }
 
+/// Nothing holds it to the grammar, which the header says.
+#[tokio::test]
+async fn the_model_sees_the_grammar_of_a_custom_tool() {
+    let (site, engine) = site().await;
+    let grammar = json!({"syntax": "lark", "definition": "start: \"a\""});
+    let run = |format: Value| json!({"name": "run", "description": "Runs.", "format": format});
+    let of_chat = run(json!({"type": "grammar", "grammar": grammar}));
+    let of_chat = json!([{"type": "custom", "custom": of_chat}]);
+    let of_response = run(with(grammar, json!({"type": "grammar"})));
+    let of_response = json!([with(of_response, json!({"type": "custom"}))]);
+    let chat = chat("Run.", json!({"tools": of_chat}));
+    let asked = asked("Run.", json!({"tools": of_response}));
+    for (path, body, ignored) in [
+        (CHAT, chat, "tools[0].custom.format"),
+        (RESPONSES, asked, "tools[0].format"),
+    ] {
+        let response = site.post(path, &body).await;
+        let named = response.header("x-genset-ignored");
+        assert_eq!(named, Some(ignored), "{}", response.text());
+        let prompt = prompt(&engine);
+        assert!(
+            prompt.contains("Runs.\n\n") && prompt.contains(" lark grammar:\nstart: \"a\""),
+            "{prompt}"
+        );
+    }
+    site.close().await;
+}
+
 #[tokio::test]
 async fn what_is_wrong_in_a_responses_custom_tool_is_named() {
     let (site, _) = site().await;
     let custom = |name: &str| json!({"type": "custom", "name": name});
     let mut bound = custom("f");
-    bound["format"] = json!({"type": "grammar", "syntax": "lark", "definition": "start: /a/"});
+    bound["format"] = json!({"type": "grammar", "syntax": "peg", "definition": "start: /a/"});
     let function = json!({"type": "function", "name": "f"});
     let namespace = json!({"type": "namespace", "name": "a", "tools": [function]});
     for (tools, param) in [
-        (json!([function, bound]), "tools[1].format.type"),
+        (json!([function, bound]), "tools[1].format.syntax"),
         (json!([namespace, custom("a b")]), "tools[1].name"),
         (json!([namespace, custom("a__f")]), "tools"),
     ] {
