@@ -187,7 +187,7 @@ impl Chat {
         Ok(())
     }
 
-    /// Asks, and shows the answer as it arrives. Does not keep a failed turn; of a stopped turn, keeps the shown part.
+    /// Asks, and shows the answer as it arrives. Does not keep a failed turn; of a stopped turn, keeps the shown part, if there is one.
     ///
     /// # Errors
     /// The error of the request.
@@ -200,11 +200,13 @@ impl Chat {
         let mut shown = Shown::on(self.screen);
         let asked = self.stream_answer(&mut shown, signals).await;
         drop(shown);
-        match &asked {
-            Ok((answer, _)) => self
+        let answered = asked.as_ref().ok();
+        let answered = answered.filter(|(text, turn)| *turn != Turn::Stopped || !text.is_empty());
+        match answered {
+            Some((answer, _)) => self
                 .messages
                 .push(json!({"role": "assistant", "content": answer})),
-            Err(_) => drop(self.messages.pop()),
+            None => drop(self.messages.pop()),
         }
         asked.map(|(_, turn)| turn)
     }

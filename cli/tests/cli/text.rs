@@ -48,6 +48,25 @@ async fn ctrl_c_stops_an_answer_and_the_prompt_returns() {
     assert_eq!(terminal.exit_code().await, Some(0));
 }
 
+/// Some templates refuse an answer without a text.
+#[tokio::test]
+async fn an_answer_that_is_stopped_before_its_text_is_not_kept() {
+    let parser = ["--reasoning-parser", "deepseek_r1"];
+    let words = [&["--token-echo-delay-ms", "200"][..], &parser].concat();
+    let mut terminal = Terminal::start(&words);
+    terminal.enter("/system a marker").await;
+    terminal.expect("The system prompt is set").await;
+    terminal.enter(&"one two three ".repeat(60)).await;
+    // The echo is all reasoning.
+    terminal.expect("marker").await;
+    terminal.type_keys("\x03").await;
+    terminal.expect("[stopped]").await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk.json");
+    terminal.enter(&format!("/save {}", file.display())).await;
+    terminal.expect("0 messages are saved.").await;
+}
+
 #[tokio::test]
 async fn commands_do_what_help_says() {
     let mut terminal = Terminal::start(FAST);
