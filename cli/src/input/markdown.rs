@@ -11,6 +11,9 @@ use genset_backend_common::terminal::is_shown;
 /// The longest undecided beginning of a line: `######` and a space, or the longest number of a list.
 const LONGEST_BEGINNING: usize = 8;
 
+/// The fewest marks of a fence.
+const LEAST_FENCE: usize = 3;
+
 const RESET: &str = "\x1b[0m";
 const DIM: &str = "\x1b[2m";
 const BOLD: &str = "\x1b[1m";
@@ -27,8 +30,17 @@ pub(super) struct Markdown {
     is_italic: bool,
     is_code: bool,
     is_heading: bool,
-    /// The previous character, which says whether a star is between words.
+    /// The previous character, which says whether a star is between words. In the line of a fence, its mark while it goes on.
     before: Option<char>,
+    /// The fence of the block, which ends it.
+    fence: Option<Fence>,
+}
+
+/// At least three backticks or tildes. A longer fence may have shorter ones in its block.
+#[derive(Debug, Clone, Copy)]
+struct Fence {
+    mark: char,
+    length: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +89,7 @@ impl Markdown {
             Place::LineStart | Place::FencedStart => self.take_beginning(sign, out),
             Place::InLine => self.take_inline(sign, out),
             Place::InFenced | Place::Fence { .. } => {
+                self.measure(sign);
                 out.push(sign);
                 if sign == '\n' {
                     self.end_line(out);
@@ -85,13 +98,32 @@ impl Markdown {
         }
     }
 
+    /// A fence is as long as its marks go on.
+    fn measure(&mut self, sign: char) {
+        if let Some(fence) = &mut self.fence
+            && self.before == Some(fence.mark)
+        {
+            match sign == fence.mark {
+                true => fence.length += 1,
+                false => self.before = None,
+            }
+        }
+    }
+
     fn take_beginning(&mut self, sign: char, out: &mut String) {
         self.held.push(sign);
         let is_fenced = self.place == Place::FencedStart;
-        match beginning(&self.held, is_fenced) {
+        match beginning(&self.held, self.fence) {
             Beginning::Undecided => {}
             Beginning::Fence => {
                 self.place = Place::Fence { opens: !is_fenced };
+                if !is_fenced {
+                    self.before = Some(sign);
+                    self.fence = Some(Fence {
+                        mark: sign,
+                        length: LEAST_FENCE,
+                    });
+                }
                 let _ = write!(out, "{RESET}{DIM}{}", std::mem::take(&mut self.held));
             }
             Beginning::Heading => {
@@ -225,6 +257,7 @@ impl Markdown {
         };
         *self = Self {
             place,
+            fence: self.fence.filter(|_| is_fenced),
             ..Self::default()
         };
     }
@@ -244,19 +277,25 @@ impl Markdown {
     }
 }
 
-fn beginning(line: &str, is_fenced: bool) -> Beginning {
+/// What a line begins with, in a block with this fence or outside.
+fn beginning(line: &str, fence: Option<Fence>) -> Beginning {
     let text = line.trim_start_matches(' ');
     let indent = line.len() - text.len();
-    if text.is_empty() || "``".starts_with(text) {
+    let Some(first) = text.chars().next() else {
         return match line.len() <= LONGEST_BEGINNING {
             true => Beginning::Undecided,
             false => Beginning::Text,
         };
+    };
+    let is_mark = fence.map_or(matches!(first, '`' | '~'), |fence| first == fence.mark);
+    let least = fence.map_or(LEAST_FENCE, |fence| fence.length);
+    if is_mark && indent + 2 <= LONGEST_BEGINNING && text.chars().all(|sign| sign == first) {
+        return match text.len() < least {
+            true => Beginning::Undecided,
+            false => Beginning::Fence,
+        };
     }
-    if text == "```" {
-        return Beginning::Fence;
-    }
-    if is_fenced {
+    if fence.is_some() {
         return Beginning::Text;
     }
     if text.len() <= 6 && text.bytes().all(|byte| byte == b'#') {
@@ -321,6 +360,15 @@ mod tests {
                 "```rust\nlet a = b ** c;\n```\nafter",
                 "{/}{dim}```rust\n{/}{/}{code}let a = b ** c;\n{/}{/}{dim}```\n{/}after{/}",
             ),
+            (
+                "~~~\na\n~~~\nb",
+                "{/}{dim}~~~\n{/}{/}{code}a\n{/}{/}{dim}~~~\n{/}b{/}",
+            ),
+            (
+                "````md\n```\n````\nb",
+                "{/}{dim}````md\n{/}{/}{code}```\n{/}{/}{dim}````\n{/}b{/}",
+            ),
+            ("~~gone~~", "~~gone~~{/}"),
             (r"5 \* 3 C:\dir", r"5 * 3 C:\dir{/}"),
             ("snake_case_name", "snake_case_name{/}"),
             ("an open **end\nnext", "an open {/}{bold}end\n{/}next{/}"),
