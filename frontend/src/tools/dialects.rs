@@ -2,11 +2,13 @@
 
 mod aliases;
 mod headers;
+mod shared;
 
 use std::sync::Arc;
 
 use aliases::ALIASES;
 use headers::{behind_kind, name_only, numbered, with_call_id};
+use shared::{FUNCTION_TAGS, INVOKES, TAGGED};
 
 use super::ToolSchemas;
 use super::harmony::{self, HarmonyParser};
@@ -56,45 +58,6 @@ const fn keyed(name: &'static str, marks: &'static KeyedMarks) -> ToolDialect {
     let marks = Marks::Keyed(marks);
     ToolDialect { name, marks }
 }
-
-/// One JSON object or a list of them between two markers.
-const TAGGED: JsonMarks = JsonMarks {
-    starts: &["<tool_call>"],
-    ends: &["</tool_call>"],
-    ignored: &[],
-    shape: Shape::Object,
-    is_bare: false,
-};
-
-/// Tags named after the function and its parameters.
-const FUNCTION_TAGS: XmlMarks = XmlMarks {
-    ignored: &["<tool_call>", "</tool_call>"],
-    call: "<function=",
-    name_end: Some(">"),
-    call_end: "</function>",
-    key: "<parameter=",
-    key_end: ">",
-    value: None,
-    value_end: "</parameter>",
-    value_stops: Some(["\n</function>", "\n<parameter=", "\n</parameter"]),
-    is_on_lines: true,
-    other: None,
-};
-
-/// Tags whose attributes name the function and its parameters.
-const INVOKES: XmlMarks = XmlMarks {
-    ignored: &["<minimax:tool_call>", "</minimax:tool_call>"],
-    call: "<invoke name=\"",
-    name_end: Some("\">"),
-    call_end: "</invoke>",
-    key: "<parameter name=\"",
-    key_end: "\">",
-    value: None,
-    value_end: "</parameter>",
-    value_stops: None,
-    is_on_lines: false,
-    other: None,
-};
 
 /// Hunyuan 3's tags with this suffix.
 macro_rules! hunyuan_tags {
