@@ -143,6 +143,13 @@ static DIALECTS: &[ToolDialect] = &[
             ..INVOKES
         },
     ),
+    xml(
+        "dots",
+        &XmlMarks {
+            ignored: &["<dots_function_call>", "</dots_function_call>"],
+            ..INVOKES
+        },
+    ),
     keyed(
         "functiongemma",
         &KeyedMarks {
@@ -174,6 +181,23 @@ static DIALECTS: &[ToolDialect] = &[
             ends: &[],
             ignored: &["<|message_sep|>"],
             ..TAGGED
+        },
+    ),
+    xml(
+        "gigachat35",
+        &XmlMarks {
+            ignored: &[
+                "<｜GCML｜tool_calls>",
+                "</｜GCML｜tool_calls>",
+                "<|message_sep|>",
+            ],
+            call: "<｜GCML｜invoke name=\"",
+            call_end: "</｜GCML｜invoke>",
+            key: "<｜GCML｜parameter name=\"",
+            key_end: "\"",
+            value: Some(">"),
+            value_end: "</｜GCML｜parameter>",
+            ..INVOKES
         },
     ),
     xml(
@@ -230,6 +254,21 @@ static DIALECTS: &[ToolDialect] = &[
             starts: &["<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"],
             ends: &["<|action_end|>"],
             ..TAGGED
+        },
+    ),
+    // Its template can be told to name the type of each parameter, too.
+    xml(
+        "k2_horizon",
+        &XmlMarks {
+            ignored: &["<ifm|tool_calls>", "</ifm|tool_calls>"],
+            call: "<ifm|tool_call>",
+            name_end: None,
+            call_end: "</ifm|tool_call>",
+            key: "<ifm|arg_key>",
+            key_end: "</ifm|arg_key>",
+            value: Some("<ifm|arg_value>"),
+            value_end: "</ifm|arg_value>",
+            ..INVOKES
         },
     ),
     json(
@@ -493,7 +532,7 @@ impl ToolDialect {
     /// Text that may be special tokens, which the detokenizer must not skip: the markers, and tags inside calls.
     pub(crate) fn tokens(self) -> Vec<&'static str> {
         let mut tokens = self.markers();
-        tokens.extend(["<｜tool▁sep｜>", "[CALL_ID]", "｜DSML｜"]);
+        tokens.extend(["<｜tool▁sep｜>", "[CALL_ID]", "｜DSML｜", "｜GCML｜"]);
         if self.marks == Marks::Nested {
             tokens.extend(nested::TAGS);
         }

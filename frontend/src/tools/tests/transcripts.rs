@@ -386,6 +386,30 @@ const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "dots",
+        "I look.\n<dots_function_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Oslo</parameter>\n\
+         <parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</dots_function_call>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "gigachat35",
+        "I look.\n<｜GCML｜tool_calls>\n<｜GCML｜invoke name=\"get_weather\">\n\
+         <｜GCML｜parameter name=\"city\" string=\"true\">Oslo</｜GCML｜parameter>\n\
+         <｜GCML｜parameter name=\"days\" string=\"false\">3</｜GCML｜parameter>\n</｜GCML｜invoke>\n\
+         <｜GCML｜invoke name=\"now\">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls><|message_sep|>",
+        "I look.",
+        TWO,
+    ),
+    (
+        "k2_horizon",
+        "I look.\n<ifm|tool_calls>\n<ifm|tool_call>get_weather\n<ifm|arg_key>city</ifm|arg_key>\n<ifm|arg_value>Oslo</ifm|arg_value>\n\
+         <ifm|arg_key>days</ifm|arg_key><ifm|arg_type>integer</ifm|arg_type><ifm|arg_value>3</ifm|arg_value>\n</ifm|tool_call>\n\
+         <ifm|tool_call>now\n</ifm|tool_call>\n</ifm|tool_calls>",
+        "I look.",
+        TWO,
+    ),
+    (
         "longcat_flash_lite",
         "I look.\n<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Oslo</longcat_arg_value>\n\
          <longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>\n\
