@@ -118,7 +118,7 @@ impl CallScan {
                         self.open = Some(here);
                         self.depth = 1;
                     }
-                    _ if c.is_alphanumeric() || matches!(c, '_' | '.' | '-') => {}
+                    _ if is_of_name(c) => {}
                     _ => return Found::Nothing,
                 }
             } else {
@@ -157,6 +157,19 @@ impl CallScan {
             },
         }
     }
+}
+
+/// The call in `print(NAME(...))`, as Gemma 3 writes it; others as they are.
+fn unprinted<'a>(name: &'a str, arguments: &'a str) -> (&'a str, &'a str) {
+    let call = arguments.trim().strip_suffix(')');
+    let call = call.and_then(|call| call.split_once('('));
+    let is_name = |name: &str| !name.is_empty() && name.chars().all(is_of_name);
+    let call = call.filter(|(printed, _)| name == "print" && is_name(printed));
+    call.unwrap_or((name, arguments))
+}
+
+fn is_of_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
 impl PythonicParser {
@@ -234,7 +247,7 @@ impl PythonicParser {
         if !self.has_bracket {
             return None;
         }
-        let name_len = inner.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '-'));
+        let name_len = inner.find(|c| !is_of_name(c));
         match name_len {
             None if inner.is_empty() => None,
             None => {
@@ -293,7 +306,8 @@ impl PythonicParser {
         };
         match scan.scan(&self.held) {
             Found::Whole { open, end } => {
-                let (name, arguments) = (&self.held[..open], &self.held[open + 1..end - 1]);
+                let (name, arguments) =
+                    unprinted(&self.held[..open], &self.held[open + 1..end - 1]);
                 if let Some(json) = arguments_json(arguments) {
                     self.content.markup();
                     out.tool_call(name, "");

@@ -118,6 +118,12 @@ const TRANSCRIPTS: &[Transcript] = &[
     ),
     (
         "gemma3",
+        "```tool_code\nprint(get_weather(city=\"Oslo\", days=3))\n```",
+        "",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#)],
+    ),
+    (
+        "gemma3",
         "[get_weather(city=\"Oslo\", days=3), now()]",
         "",
         &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
