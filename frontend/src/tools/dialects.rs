@@ -164,6 +164,7 @@ static DIALECTS: &[ToolDialect] = &[
             starts: &["```tool_code"],
             ends: &[],
             is_bare: true,
+            json: None,
         },
     ),
     keyed(
@@ -310,6 +311,11 @@ static DIALECTS: &[ToolDialect] = &[
             starts: &["<|tool_call_start|>"],
             ends: &["<|tool_call_end|>"],
             is_bare: false,
+            json: Some(&JsonMarks {
+                starts: &["<|tool_call_start|>"],
+                ends: &["<|tool_call_end|>"],
+                ..TAGGED
+            }),
         },
     ),
     json(
@@ -339,6 +345,7 @@ static DIALECTS: &[ToolDialect] = &[
             starts: &["<|python_start|>"],
             ends: &["<|python_end|>"],
             is_bare: true,
+            json: None,
         },
     ),
     json(
@@ -394,6 +401,7 @@ static DIALECTS: &[ToolDialect] = &[
             starts: &["<function_calls>"],
             ends: &["</function_calls>"],
             is_bare: false,
+            json: None,
         },
     ),
     json(
@@ -410,6 +418,7 @@ static DIALECTS: &[ToolDialect] = &[
             starts: &[],
             ends: &[],
             is_bare: true,
+            json: None,
         },
     ),
     xml("qwen3_coder", &FUNCTION_TAGS),

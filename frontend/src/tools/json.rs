@@ -131,6 +131,20 @@ impl JsonParser {
         }
     }
 
+    /// A parser of the text after a start; `content` came before it.
+    pub(super) fn behind_start(
+        marks: &'static JsonMarks,
+        tools: Arc<ToolSchemas>,
+        content: Prose,
+    ) -> Self {
+        Self {
+            state: State::Between,
+            has_begun: true,
+            content,
+            ..Self::new(marks, tools)
+        }
+    }
+
     /// A parser of text that is a list of calls from its beginning.
     pub(super) fn inside(marks: &'static JsonMarks, tools: Arc<ToolSchemas>) -> Self {
         Self {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::ToolSchemas;
+use super::json::{JsonMarks, JsonParser};
 use super::literal::arguments_json;
 use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan};
 
@@ -15,6 +16,8 @@ pub(super) struct PythonicMarks {
     pub(super) ends: &'static [&'static str],
     /// Whether a list at the beginning of the answer may contain calls without a marker.
     pub(super) is_bare: bool,
+    /// The same markers, if calls between them may also be JSON objects.
+    pub(super) json: Option<&'static JsonMarks>,
 }
 
 /// Text longer than this (in bytes) is not a call, because a call is held in memory to its end.
@@ -41,6 +44,10 @@ pub(super) struct PythonicParser {
     passed: usize,
     /// Whether they include that bracket.
     has_bracket: bool,
+    /// Reads the rest of an answer whose calls are JSON objects.
+    json: Option<Box<JsonParser>>,
+    /// Whether the model was cut off.
+    is_cut: bool,
 }
 
 /// Follows one call to its closing parenthesis.
@@ -184,7 +191,26 @@ impl PythonicParser {
             held: String::new(),
             passed: 0,
             has_bracket: false,
+            json: None,
+            is_cut: false,
         }
+    }
+
+    fn run(&mut self, is_end: bool, out: &mut Deltas) {
+        while self.json.is_none() && self.step(is_end, out) {}
+        if let Some(json) = &mut self.json {
+            json.push(&std::mem::take(&mut self.held), out);
+        }
+    }
+
+    /// Calls are JSON objects from here on.
+    fn become_json(&mut self, marks: &'static JsonMarks) {
+        let content = std::mem::replace(&mut self.content, Prose::content());
+        let mut json = JsonParser::behind_start(marks, Arc::clone(&self.tools), content);
+        if self.is_cut {
+            json.cut_short();
+        }
+        self.json = Some(Box::new(json));
     }
 
     fn give(&mut self, len: usize, out: &mut Deltas) {
@@ -280,12 +306,13 @@ impl PythonicParser {
                 return false;
             }
         }
-        match first {
+        match (first, self.marks.json) {
+            ('{', Some(marks)) => self.become_json(marks),
             // A fence around calls ends.
-            '`' => {
+            ('`', _) => {
                 self.held.drain(..1);
             }
-            ']' => {
+            (']', _) => {
                 self.held.drain(..1);
                 self.content.markup();
                 if self.is_bare {
@@ -332,15 +359,28 @@ impl PythonicParser {
 impl MarkupParser for PythonicParser {
     fn push(&mut self, text: &str, out: &mut Deltas) {
         self.held.push_str(text);
-        while self.step(false, out) {}
+        self.run(false, out);
+    }
+
+    fn cut_short(&mut self) {
+        self.is_cut = true;
+        if let Some(json) = &mut self.json {
+            json.cut_short();
+        }
     }
 
     fn finish(&mut self, out: &mut Deltas) {
-        while self.step(true, out) {}
-        self.content.finish(out);
+        self.run(true, out);
+        match &mut self.json {
+            Some(json) => json.finish(out),
+            None => self.content.finish(out),
+        }
     }
 
     fn is_in_call(&self) -> bool {
+        if let Some(json) = &self.json {
+            return json.is_in_call();
+        }
         matches!(&self.state, State::Call(scan) if scan.string.is_some())
     }
 }

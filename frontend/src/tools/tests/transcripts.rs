@@ -328,6 +328,13 @@ const TRANSCRIPTS: &[Transcript] = &[
         &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
     ),
     (
+        "lfm2",
+        "I look.\n<|tool_call_start|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}, \
+         {\"name\": \"now\", \"arguments\": {}}]<|tool_call_end|>\nDone.",
+        "I look.\nDone.",
+        TWO,
+    ),
+    (
         "llama3_function",
         "<function=get_weather>{\"city\": \"Oslo\", \"days\": 3}</function>\n<function=now>{}</function>",
         "",
