@@ -145,6 +145,19 @@ static DIALECTS: &[ReasoningDialect] = &[
         },
     ),
     row(
+        "hy_v4",
+        &Tags {
+            start: "<think:6124c78e>",
+            end: "</think:6124c78e>",
+            ends_at: &["<tool_calls:6124c78e>"],
+            other: Some(&Tags {
+                ends_at: &["<tool_calls>"],
+                ..THINK
+            }),
+            ..THINK
+        },
+    ),
+    row(
         "kimi",
         &Tags {
             start: "◁think▷",

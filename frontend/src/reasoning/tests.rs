@@ -97,6 +97,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
     ),
     ("hy_v3", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     (
+        "hy_v4",
+        "<think:6124c78e>Hm.</think:6124c78e>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
+    (
         "kimi",
         "◁think▷Hm ◁.◁/think▷Yes ◁/thi",
         "Hm ◁.",

@@ -59,7 +59,7 @@ const fn keyed(name: &'static str, marks: &'static KeyedMarks) -> ToolDialect {
     ToolDialect { name, marks }
 }
 
-/// Hunyuan 3's tags with this suffix.
+/// Hunyuan 3's tags with this suffix. Hunyuan 4 leaves out the end of the name.
 macro_rules! hunyuan_tags {
     ($suffix:literal, $other:expr) => {
         XmlMarks {
@@ -248,6 +248,10 @@ static DIALECTS: &[ToolDialect] = &[
     xml(
         "hy_v3",
         &hunyuan_tags!(":opensource", Some(&hunyuan_tags!("", None))),
+    ),
+    xml(
+        "hy_v4",
+        &hunyuan_tags!(":6124c78e", Some(&hunyuan_tags!("", None))),
     ),
     json(
         "internlm",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TOOL_PARSERS = (
     "apertus", "cohere", "deepseek_v3", "deepseek_v31", "deepseek_v32", "dots", "functiongemma", "gemma3", "gemma4", "gigachat3",
-    "gigachat35", "glm45", "granite", "granite-20b-fc", "harmony", "hermes", "hunyuan_a13b", "hy_v3", "internlm", "k2_horizon",
+    "gigachat35", "glm45", "granite", "granite-20b-fc", "harmony", "hermes", "hunyuan_a13b", "hy_v3", "hy_v4", "internlm", "k2_horizon",
     "kimi_k2", "kimi_k3", "lfm2", "llama3_function", "llama3_json", "llama4_pythonic", "longcat", "longcat_flash_lite", "minimax_m2",
     "minimax_m3", "mistral", "nemotron_json", "olmo3", "phi4", "pythonic", "qwen3_coder", "seed_oss", "solar_open2", "step3", "xlam",
     "none",
@@ -19,8 +19,8 @@ TOOL_ALIASES = (
 """Aliases from other servers."""
 REASONING_PARSERS = (
     "apertus", "cohere", "deepseek_r1", "deepseek_v31", "ernie45", "gemma4", "glm45", "granite", "granite33", "harmony", "hunyuan_a13b",
-    "hy_v3", "kimi", "kimi_k2", "kimi_k3", "minimax_m2", "minimax_m2_append_think", "minimax_m3", "mistral", "nemotron", "olmo3", "phi4",
-    "qwen3", "qwen3_thinking", "seed_oss", "solar_open2", "step3", "none",
+    "hy_v3", "hy_v4", "kimi", "kimi_k2", "kimi_k3", "minimax_m2", "minimax_m2_append_think", "minimax_m3", "mistral", "nemotron",
+    "olmo3", "phi4", "qwen3", "qwen3_thinking", "seed_oss", "solar_open2", "step3", "none",
 )
 REASONING_ALIASES = (
     "apertus2509", "basic", "cohere_command3", "cohere_command4", "deepseek", "deepseek-r1", "deepseek-v3", "deepseek-v4", "deepseek_v3",

@@ -415,6 +415,14 @@ const TRANSCRIPTS: &[Transcript] = &[
         TWO,
     ),
     (
+        "hy_v4",
+        "I look.\n<tool_calls:6124c78e>\n<tool_call:6124c78e>get_weather\n<arg_key:6124c78e>city</arg_key:6124c78e>\n\
+         <arg_value:6124c78e>Oslo</arg_value:6124c78e>\n<arg_key:6124c78e>days</arg_key:6124c78e>\n<arg_value:6124c78e>3</arg_value:6124c78e>\n\
+         </tool_call:6124c78e>\n<tool_call:6124c78e>now\n</tool_call:6124c78e>\n</tool_calls:6124c78e>",
+        "I look.",
+        TWO,
+    ),
+    (
         "k2_horizon",
         "I look.\n<ifm|tool_calls>\n<ifm|tool_call>get_weather\n<ifm|arg_key>city</ifm|arg_key>\n<ifm|arg_value>Oslo</ifm|arg_value>\n\
          <ifm|arg_key>days</ifm|arg_key><ifm|arg_type>integer</ifm|arg_type><ifm|arg_value>3</ifm|arg_value>\n</ifm|tool_call>\n\
