@@ -65,10 +65,8 @@ impl BatchLine {
         }
         serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
             // Which line it is of the file, the caller knows.
-            let problem = error
-                .to_string()
-                .replace(" at line 1 column ", " at column ");
-            serde_json::Error::custom(problem)
+            let text = error.to_string();
+            serde_json::Error::custom(text.replace(" at line 1 column ", " at column "))
         })
     }
 

@@ -93,10 +93,9 @@ impl Prompts {
         {
             Err(error) => {
                 // `at` has the file and the line.
-                let error = error
-                    .to_string()
-                    .replace(" at line 1 column ", " at column ");
-                return Ok(Prompt::Bad(bad(format!("is no JSON object: {error}"))));
+                let text = error.to_string();
+                let problem = text.replace(" at line 1 column ", " at column ");
+                return Ok(Prompt::Bad(bad(format!("is no JSON object: {problem}"))));
             }
             Ok(fields) => fields,
         };
