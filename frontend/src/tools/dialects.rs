@@ -466,8 +466,7 @@ static DIALECTS: &[ToolDialect] = &[
     json(
         "xlam",
         &JsonMarks {
-            starts: &["[TOOL_CALLS]"],
-            ends: &[],
+            starts: &["[TOOL_CALLS]", "<tool_call>"],
             is_bare: true,
             ..TAGGED
         },

@@ -235,6 +235,24 @@ fn forced_calls_are_read_from_plain_json() {
     }
 }
 
+#[test]
+fn xlam_may_write_its_list_in_tags() {
+    let list = r#"[{"name": "now", "arguments": {}}]"#;
+    for text in [
+        format!("<tool_call>{list}</tool_call>"),
+        format!("{list}\nSo."),
+    ] {
+        let content = if text.ends_with('.') { "So." } else { "" };
+        for pieces in [vec![text.as_str()], characters(&text)] {
+            assert_eq!(
+                seen(&run("xlam", pieces)),
+                (content, vec![("now", "{}")]),
+                "{text}"
+            );
+        }
+    }
+}
+
 /// Text besides markers: signs, and what is found between markers.
 const SIGNS: &[&str] = &[
     " ", "\n", "a", "<", "é", "</", "[", "]", "{", "}", "\"", ",", ":", "=", "(", ")", "now",
