@@ -61,26 +61,43 @@ pub(crate) struct TensorInfo {
     pub(crate) end: usize,
 }
 
+/// Why a header cannot be read.
+#[derive(Debug)]
+pub(crate) enum HeaderError {
+    /// What is invalid, and at which byte.
+    Broken(String),
+    /// The numbers of the file are big-endian.
+    BigEndian,
+    /// The file is of this version, which is not read.
+    Version(u32),
+}
+
+impl From<String> for HeaderError {
+    fn from(problem: String) -> Self {
+        Self::Broken(problem)
+    }
+}
+
 impl Header {
     /// Reads the header of a whole file.
     ///
     /// # Errors
-    /// What is invalid, and at which byte.
-    pub(crate) fn parse(file: &[u8]) -> Result<Self, String> {
+    /// It is invalid, or of another kind.
+    pub(crate) fn parse(file: &[u8]) -> Result<Self, HeaderError> {
         let mut reader = Reader {
             file,
             at: 0,
             elements_left: MAX_ALL_ELEMENTS,
         };
         if reader.take(4)? != MAGIC {
-            return Err("it does not begin with GGUF".into());
+            return Err(HeaderError::Broken("it does not begin with GGUF".into()));
         }
         let version = reader.u32()?;
         if !(2..=3).contains(&version) {
-            return Err(if version.swap_bytes() <= 3 {
-                "it is a big-endian GGUF file; only little-endian ones are read".into()
+            return Err(if (1..=3).contains(&version.swap_bytes()) {
+                HeaderError::BigEndian
             } else {
-                format!("it is of GGUF version {version}; versions 2 and 3 are read")
+                HeaderError::Version(version)
             });
         }
         let tensors = reader.count("tensors", MAX_ENTRIES, 24)?;

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::header::{Header, Value};
+use super::header::{Header, HeaderError, Value};
 use crate::error::LoadError;
 use crate::load::map::MappedFile;
 
@@ -72,7 +72,16 @@ pub(super) fn open(path: &Path) -> Result<(Vec<MappedFile>, Header), LoadError> 
 
 fn open_one(path: &Path) -> Result<(MappedFile, Header), LoadError> {
     let file = MappedFile::open(path)?;
-    let header = Header::parse(&file).map_err(|problem| LoadError::broken(path, problem))?;
+    let header = Header::parse(&file).map_err(|error| match error {
+        HeaderError::Broken(problem) => LoadError::broken(path, problem),
+        HeaderError::BigEndian => {
+            let fix = "little-endian files are; convert it";
+            LoadError::unsupported(path, "byte order", "big-endian", fix)
+        }
+        HeaderError::Version(version) => {
+            LoadError::unsupported(path, "GGUF version", version, "versions 2 and 3 are")
+        }
+    })?;
     Ok((file, header))
 }
 
