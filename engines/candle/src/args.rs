@@ -46,7 +46,7 @@ pub struct CandleArgs {
     /// The most tokens of a sequence; `None` for as many as the model's context holds. The KV cache is made for it.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub context_length_tokens: Option<NonZeroU32>,
-    /// Memory for the KV cache, such as 512MiB or 8GiB [default: enough for every sequence, at most half of what is free]
+    /// Memory for the KV cache, such as 512MiB or 8GiB, which is also 8G [default: enough for every sequence, at most half of what is free]
     #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES"))]
     pub kv_cache_memory: Option<ByteSize>,
     /// Type of the numbers in the KV cache: on the CPU f16 (auto) or f32; on a GPU that of --dtype
