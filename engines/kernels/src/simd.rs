@@ -59,6 +59,28 @@ pub(super) enum Level {
     Baseline,
 }
 
+impl Level {
+    /// Its name as an [`IsaChoice`], if there is one for it.
+    fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512 without VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonMatrix => "i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDot => "dotprod",
+            Self::Baseline if cfg!(target_arch = "aarch64") => "neon",
+            Self::Baseline => "what every processor of its kind has",
+        }
+    }
+}
+
 static LEVEL: OnceLock<Level> = OnceLock::new();
 
 /// The level of the kernels: this processor's, unless [`choose_isa`] was called before the first kernel.
@@ -93,7 +115,8 @@ pub fn choose_isa(isa: IsaChoice) -> Result<bool, String> {
         | IsaChoice::Neon => None,
     };
     let chosen = chosen.ok_or_else(|| {
-        format!("this processor has no {isa}, only {detected:?}; leave the flag out")
+        let has = detected.name();
+        format!("this processor has no {isa}, only {has}; leave the flag out")
     })?;
     Ok(*LEVEL.get_or_init(|| chosen) == chosen)
 }
@@ -392,6 +415,25 @@ pub(super) fn sum_of<const FMA: bool>(values: &[f32], term: impl Fn(f32) -> f32)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_instructions_are_refused_by_the_names_of_the_flag() {
+        let missing = match cfg!(target_arch = "aarch64") {
+            true => IsaChoice::Avx2,
+            false => IsaChoice::Neon,
+        };
+        let problem = choose_isa(missing).unwrap_err();
+        let has = detect().name();
+        assert!(problem.contains(&format!("no {missing}, only {has};")));
+        #[cfg(target_arch = "x86_64")]
+        for (level, choice) in [
+            (Level::Avx512Vnni, IsaChoice::Avx512),
+            (Level::AvxVnni, IsaChoice::AvxVnni),
+            (Level::Avx2, IsaChoice::Avx2),
+        ] {
+            assert_eq!(level.name(), choice.to_string());
+        }
+    }
 
     #[test]
     fn exp_is_close() {
