@@ -100,10 +100,10 @@ impl fmt::Display for Cores {
     }
 }
 
-const PROCESSORS: &str = "sys/devices/system/cpu";
+pub(crate) const PROCESSORS: &str = "sys/devices/system/cpu";
 
 /// The processors that are online and that this process may run on; empty if the kernel does not show them.
-fn allowed(root: &Path) -> BTreeSet<usize> {
+pub(crate) fn allowed(root: &Path) -> BTreeSet<usize> {
     let online = list(&root.join(PROCESSORS).join("online")).unwrap_or_default();
     let status = read(&root.join("proc/self/status")).unwrap_or_default();
     let affinity = status
@@ -173,7 +173,7 @@ fn limit(root: &Path) -> Option<usize> {
     limits.min()
 }
 
-fn read(path: &Path) -> Option<String> {
+pub(crate) fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 

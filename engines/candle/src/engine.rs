@@ -46,6 +46,7 @@ use self::sequence::{Active, Arrival};
 use self::thread::{EngineThread, Loaded, Loader, Serving};
 use self::transfer::PrefillLeg;
 use crate::CandleArgs;
+use crate::model::ProductTime;
 
 /// The most log probabilities a request may ask for.
 const MAX_LOGPROBS: u32 = 20;
@@ -84,6 +85,31 @@ impl CandleEngine {
     #[must_use]
     pub fn from_args_with_config(args: &CandleArgs, model: &Path, model_config: PathBuf) -> Self {
         Self::with_loader(Arc::new(RealLoader::new(args, model, Some(model_config))))
+    }
+
+    /// Times the products of a step in which `sequences` sequences decode, by kind of matrix, each the median of `repeats` times.
+    /// `None` on a GPU. It is for measurements: requests wait meanwhile.
+    ///
+    /// # Errors
+    /// The engine is not started or has stopped, or a product fails.
+    ///
+    /// # Cancel safety
+    /// The engine goes on to time them, and forgets the result.
+    pub async fn time_products(
+        &self,
+        sequences: usize,
+        repeats: usize,
+    ) -> Result<Option<Vec<ProductTime>>, EngineError> {
+        let (reply, times) = oneshot::channel();
+        let command = Command::TimeProducts {
+            sequences,
+            repeats,
+            reply,
+        };
+        let running = self.state.get()?;
+        let sent = running.serving.commands.send(command).await;
+        sent.map_err(|_| EngineError::engine_has_stopped())?;
+        times.await.map_err(|_| EngineError::engine_has_stopped())?
     }
 
     fn with_loader(loader: Arc<dyn Loader<Loaded>>) -> Self {

@@ -35,6 +35,7 @@ mod engine;
 pub mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod hardware;
 pub mod load;
 pub mod model;
 
@@ -45,3 +46,4 @@ pub use args::{
 pub use cores::default_threads;
 pub use embedding::EmbeddingEngine;
 pub use engine::CandleEngine;
+pub use hardware::Hardware;

@@ -52,7 +52,7 @@ pub use config::{
     Activation, BlockNorms, Experts, ModelConfig, NormKind, QueryGrowth, QueryKeyNorm, Rope,
     RopeScaling, SlidingWindow,
 };
-pub use decoder::{ForwardError, Model, SlowMatrix};
+pub use decoder::{ForwardError, Model, ProductTime, SlowMatrix};
 pub use embedder::BackboneConfig;
 pub use embedder::head::{HeadConfig, HeadStep};
 pub use embedder::pooling::Pooling;

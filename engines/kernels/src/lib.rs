@@ -15,6 +15,7 @@
 //! | `parallel` | [`for_each_range_if_large`]: the one parallel loop, and the threads that run it |
 //! | `simd` | instructions, chosen once per process ([`choose_isa`]), and vector code for all of them |
 //! | `memory` | [`WeightMemory`]: weights on huge pages |
+//! | `probe` | [`MemoryProbe`]: what is read to find out how fast memory is |
 //!
 //! Matrices are row by row; a shape such as `[rows, columns]` names the slowest dimension first. Numbers are f32, unless a type
 //! says otherwise.
@@ -52,6 +53,7 @@ mod layer_norm;
 mod memory;
 mod norm;
 mod parallel;
+mod probe;
 mod products;
 mod rope;
 mod simd;
@@ -66,9 +68,10 @@ pub use kv::{HostKv, HostLayer, KvNumbers, KvShape};
 pub use layer_norm::layer_normed_rows;
 pub use memory::WeightMemory;
 pub use norm::{added_and_normed_rows, normed_rows};
-pub use parallel::{SharedMut, for_each_range_if_large};
+pub use parallel::{SharedMut, for_each_range_if_large, num_threads};
+pub use probe::MemoryProbe;
 pub use products::{
     ActivationBits, BlockType, PackedMatrix, choose_activation_bits, product, product_of,
 };
 pub use rope::Turns;
-pub use simd::{IsaChoice, LANES, QuantizedKernels, choose_isa, quantized_kernels};
+pub use simd::{IsaChoice, LANES, QuantizedKernels, choose_isa, isa_name, quantized_kernels};

@@ -29,7 +29,8 @@ fn pool() -> Option<&'static Pool> {
 }
 
 /// The number of threads of [`for_each_range_if_large`].
-pub(super) fn num_threads() -> usize {
+#[must_use]
+pub fn num_threads() -> usize {
     pool().map_or_else(rayon::current_num_threads, |pool| pool.num_workers() + 1)
 }
 

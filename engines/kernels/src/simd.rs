@@ -88,6 +88,12 @@ pub(super) fn level() -> Level {
     *LEVEL.get_or_init(detect)
 }
 
+/// The instructions of this process's kernels, by the name of their [`IsaChoice`] if they have one.
+#[must_use]
+pub fn isa_name() -> &'static str {
+    level().name()
+}
+
 /// Limits the instructions of this process's kernels. Returns `false` if others are in use already.
 ///
 /// # Errors

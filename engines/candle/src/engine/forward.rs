@@ -7,7 +7,7 @@ use candle_core::{D, Result, Tensor};
 use genset_backend_common::TokenId;
 use genset_sampling::best_token;
 
-use crate::model::{KvLayout, StepBatch, host, kernels};
+use crate::model::{KvLayout, ProductTime, StepBatch, host, kernels};
 
 /// Why a step failed. Every request in it fails.
 pub(crate) type ForwardError = Box<dyn Error + Send + Sync>;
@@ -20,6 +20,18 @@ pub(crate) trait Forward: Send {
     /// # Errors
     /// Any; the step's requests fail, and the engine continues.
     fn forward(&mut self, batch: &StepBatch) -> std::result::Result<Tensor, ForwardError>;
+
+    /// Times the products of a step in which `sequences` sequences decode, `repeats` times; `None` if it has none on the CPU.
+    ///
+    /// # Errors
+    /// Any.
+    fn time_products(
+        &self,
+        _sequences: usize,
+        _repeats: usize,
+    ) -> std::result::Result<Option<Vec<ProductTime>>, ForwardError> {
+        Ok(None)
+    }
 
     /// The layout of the bytes of KV blocks, if they are accessible.
     fn kv_layout(&self) -> Option<&KvLayout> {

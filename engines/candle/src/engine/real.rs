@@ -34,7 +34,8 @@ use crate::load::{
 #[cfg(feature = "cuda")]
 use crate::model::graphs::Graphs;
 use crate::model::{
-    KvCache, KvCacheSpec, KvLayout, Model, ModelConfig, SlowMatrix, StepBatch, WeightType, gpu,
+    KvCache, KvCacheSpec, KvLayout, Model, ModelConfig, ProductTime, SlowMatrix, StepBatch,
+    WeightType, gpu,
 };
 
 /// Loads a checkout folder or a GGUF file.
@@ -75,6 +76,14 @@ impl Forward for RealForward {
             return Ok(logits);
         }
         Ok(self.model.forward(&mut self.cache, batch)?)
+    }
+
+    fn time_products(
+        &self,
+        sequences: usize,
+        repeats: usize,
+    ) -> Result<Option<Vec<ProductTime>>, ForwardError> {
+        Ok(self.model.time_products(sequences, repeats)?)
     }
 
     fn kv_layout(&self) -> Option<&KvLayout> {

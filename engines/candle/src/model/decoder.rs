@@ -1,10 +1,12 @@
 //! The decoder: embedding, layers, last norm, output matrix.
 
 mod build;
+mod timing;
 
 use candle_core::{DType, Device, Tensor};
 
 use self::build::Builder;
+pub use self::timing::ProductTime;
 #[cfg(feature = "cuda")]
 use super::attention::plan::{Places, Plan};
 use super::attention::{Attention, Step};

@@ -186,6 +186,28 @@ impl Matrix {
         }
     }
 
+    /// The type of its numbers on the CPU, as products read them.
+    pub(super) fn dtype(&self) -> WeightType {
+        match &self.weight {
+            Weight::Dense(_) => WeightType::F32,
+            Weight::Quantized(weight) => weight.dtype().into(),
+            Weight::Blocks(dtype, _) => *dtype,
+            Weight::Packed(packed) => {
+                (packed.block_type()).map_or(WeightType::F32, WeightType::from)
+            }
+        }
+    }
+
+    /// Bytes of its numbers.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.weight {
+            Weight::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
+            Weight::Quantized(weight) => weight.storage_size_in_bytes(),
+            Weight::Blocks(_, blocks) => blocks.len(),
+            Weight::Packed(packed) => packed.bytes(),
+        }
+    }
+
     /// Whether its numbers are in quantized blocks, packed or not.
     #[cfg(any(feature = "cuda", test))]
     pub(super) fn is_quantized(&self) -> bool {
@@ -302,6 +324,11 @@ impl Linear {
             .map(|part| part.into_packed(memory))
             .collect::<Result<_>>()?;
         Ok(Self { parts, bias })
+    }
+
+    /// Its matrices, side by side.
+    pub(super) fn parts(&self) -> &[Matrix] {
+        &self.parts
     }
 
     /// Whether any of its matrices is quantized.

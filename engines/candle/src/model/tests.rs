@@ -184,6 +184,31 @@ fn logits_equal_the_reference() {
     }
 }
 
+#[test]
+fn products_are_timed_by_kind_and_read_the_experts_that_their_rows_need() {
+    let (model, _) = load("qwen3-moe", Quantization::None);
+    let kinds = [
+        "embedding (F32)",
+        "q, k, v (F32)",
+        "attention's output (F32)",
+        "router (F32)",
+        "experts' gate, up (F32)",
+        "experts' down (F32)",
+        "output head (F32)",
+    ];
+    // Of eight experts, each row needs three.
+    for (sequences, experts) in [(1u8, 3), (2, 6), (4, 8)] {
+        let times = model.time_products(sequences.into(), 2).unwrap().unwrap();
+        let found: Vec<&str> = times.iter().map(|time| time.kind.as_str()).collect();
+        assert_eq!(found, kinds);
+        let bytes: Vec<u64> = times.iter().map(|time| time.bytes).collect();
+        let (layers, hidden, inner) = (2, 48, 64);
+        assert_eq!(bytes[0], u64::from(sequences) * hidden * 4);
+        assert_eq!(bytes[1], layers * 128 * hidden * 4);
+        assert_eq!(bytes[5], layers * experts * hidden * inner * 4);
+    }
+}
+
 /// The models whose bits are compared: every architecture, in f32 and as served by default.
 fn subjects() -> impl Iterator<Item = Subject> {
     MODELS.into_iter().flat_map(|name| {

@@ -108,12 +108,27 @@ impl PackedMatrix {
         Ok(out)
     }
 
+    /// The type of its blocks; `None` for f32.
+    #[must_use]
+    pub fn block_type(&self) -> Option<BlockType> {
+        match &self.tiles {
+            Tiles::Dense(_) => None,
+            Tiles::Quantized(tiles) => Some(tiles.block_type()),
+        }
+    }
+
     /// Whether its numbers are in quantized blocks.
     #[must_use]
     pub fn is_quantized(&self) -> bool {
+        self.block_type().is_some()
+    }
+
+    /// Bytes of its numbers, which every product reads.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         match &self.tiles {
-            Tiles::Dense(_) => false,
-            Tiles::Quantized(_) => true,
+            Tiles::Dense(columns) => size_of_val(&columns[..]),
+            Tiles::Quantized(tiles) => tiles.bytes(),
         }
     }
 }

@@ -96,6 +96,14 @@ macro_rules! kinds {
             })
         }
 
+        impl Kind {
+            fn block_type(&self) -> BlockType {
+                match self {
+                    $(Self::$name(_) => BlockType::$name,)*
+                }
+            }
+        }
+
         impl BlockType {
             /// Writes the numbers of blocks of this type, as many as `out` holds whole blocks.
             pub fn numbers(self, blocks: &[u8], out: &mut [f32]) {
@@ -135,6 +143,16 @@ impl QuantizedTiles {
             tiles,
             per_row,
         }))
+    }
+
+    /// The type of its blocks.
+    pub(super) fn block_type(&self) -> BlockType {
+        self.tiles.block_type()
+    }
+
+    /// Bytes of all tiles.
+    pub(super) fn bytes(&self) -> usize {
+        with_tiles!(&self.tiles, tiles => size_of_val(&tiles[..]))
     }
 
     /// One row in f32.

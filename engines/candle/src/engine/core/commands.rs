@@ -15,8 +15,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::super::blocks;
+use super::super::forward::contained;
 use super::super::sequence::Arrival;
 use super::Core;
+use crate::model::ProductTime;
 
 /// How long a client should wait after it was rejected because the queue is full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -50,6 +52,12 @@ pub(crate) enum Command {
     },
     /// Forgets every reusable KV block, and notifies the sender when done.
     ClearPrefixCache(oneshot::Sender<()>),
+    /// Times the products of a decode step. Requests wait meanwhile.
+    TimeProducts {
+        sequences: usize,
+        repeats: usize,
+        reply: oneshot::Sender<Result<Option<Vec<ProductTime>>, EngineError>>,
+    },
     /// Ends every request and the thread.
     Stop,
 }
@@ -124,6 +132,18 @@ impl Core {
                 self.publish_events();
                 // The requester may be gone.
                 let _ = done.send(());
+            }
+            Command::TimeProducts {
+                sequences,
+                repeats,
+                reply,
+            } => {
+                let times = contained(|| self.forward.time_products(sequences, repeats));
+                let times = times.map_err(|problem| {
+                    EngineError::internal(format!("the products could not be timed: {problem}"))
+                });
+                // The requester may be gone.
+                let _ = reply.send(times);
             }
             Command::Stop => return Break(()),
         }

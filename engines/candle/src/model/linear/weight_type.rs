@@ -83,7 +83,14 @@ impl WeightType {
 impl fmt::Display for WeightType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Candle(dtype) => write!(f, "{dtype:?}"),
+            Self::Candle(dtype) => {
+                let name = format!("{dtype:?}");
+                // Candle leaves out a line: ggml's name is Q4_K.
+                match name.strip_suffix('K') {
+                    Some(bits) => write!(f, "{bits}_K"),
+                    None => f.write_str(&name),
+                }
+            }
             Self::Iq4Nl => f.write_str("IQ4_NL"),
             Self::Iq4Xs => f.write_str("IQ4_XS"),
             Self::Mxfp4 => f.write_str("MXFP4"),
@@ -91,8 +98,46 @@ impl fmt::Display for WeightType {
     }
 }
 
+impl From<BlockType> for WeightType {
+    fn from(block_type: BlockType) -> Self {
+        match block_type {
+            BlockType::Q2K => Self::Candle(GgmlDType::Q2K),
+            BlockType::Q3K => Self::Candle(GgmlDType::Q3K),
+            BlockType::Q4_0 => Self::Candle(GgmlDType::Q4_0),
+            BlockType::Q4_1 => Self::Candle(GgmlDType::Q4_1),
+            BlockType::Q4K => Self::Candle(GgmlDType::Q4K),
+            BlockType::Q5_0 => Self::Candle(GgmlDType::Q5_0),
+            BlockType::Q5_1 => Self::Candle(GgmlDType::Q5_1),
+            BlockType::Q5K => Self::Candle(GgmlDType::Q5K),
+            BlockType::Q6K => Self::Candle(GgmlDType::Q6K),
+            BlockType::Q8_0 => Self::Candle(GgmlDType::Q8_0),
+            BlockType::Iq4Nl => Self::Iq4Nl,
+            BlockType::Iq4Xs => Self::Iq4Xs,
+            BlockType::Mxfp4 => Self::Mxfp4,
+        }
+    }
+}
+
 impl From<GgmlDType> for WeightType {
     fn from(dtype: GgmlDType) -> Self {
         Self::Candle(dtype)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_with_kernels_are_those_of_their_blocks_and_have_the_names_of_ggml() {
+        for (dtype, name) in [
+            (WeightType::from(GgmlDType::Q4K), "Q4_K"),
+            (WeightType::from(GgmlDType::Q6K), "Q6_K"),
+            (WeightType::from(GgmlDType::Q8_0), "Q8_0"),
+            (WeightType::Iq4Xs, "IQ4_XS"),
+        ] {
+            assert_eq!(dtype.block_type().map(WeightType::from), Some(dtype));
+            assert_eq!(dtype.to_string(), name);
+        }
     }
 }
