@@ -35,7 +35,7 @@ pub(crate) enum BenchCommand {
 /// `InvalidArgument`, naming the flag, the file or the server.
 pub(crate) fn perform(command: &BenchCommand) -> Result<u8, EngineError> {
     match command {
-        BenchCommand::Engine(args) => engine::perform(args).map(|()| 0),
+        BenchCommand::Engine(args) => engine::perform(args),
         BenchCommand::Serve(args) => serve::perform(args),
     }
 }

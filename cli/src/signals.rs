@@ -6,6 +6,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use genset_backend_common::EngineError;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -42,8 +43,16 @@ pub(crate) fn take_both() {
 }
 
 /// A token that SIGINT cancels from now on. A second one ends this process, in case its work does not end.
-pub(crate) fn interrupt_token() -> io::Result<CancellationToken> {
+///
+/// # Errors
+/// `Internal`: the system gives no handler or no thread.
+pub(crate) fn interrupt_token() -> Result<CancellationToken, EngineError> {
     take_interrupt();
+    cancelled_by_interrupt()
+        .map_err(|error| EngineError::internal("Ctrl-C cannot be listened to").with_source(error))
+}
+
+fn cancelled_by_interrupt() -> io::Result<CancellationToken> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut interrupt = {
         let _entered = runtime.enter();

@@ -103,7 +103,8 @@ impl Engines {
 
     fn measure_genset(&self, model: &Path) -> anyhow::Result<Rates> {
         let mut bench = Command::new(&self.genset);
-        bench.args(["bench", "engine", "--json", "--repeats", "1"]);
+        bench.args(["bench", "engine", "--json", "--breakdown=false"]);
+        bench.args(["--repeats", "1"]);
         bench.args(["--sequences", &self.sequences]);
         bench.args(["--context-tokens", &CONTEXT_TOKENS.to_string()]);
         bench.args(["--new-tokens", &self.new_tokens]);

@@ -298,10 +298,7 @@ fn followed(
         limit: Duration::from_secs(worker_wait),
     };
     let factory = factory(subject)?;
-    let interrupt = interrupt_token().map_err(|error| {
-        EngineError::internal("Ctrl-C cannot be listened to").with_source(error)
-    })?;
-    let mut follower = Follower::new(presence, interrupt);
+    let mut follower = Follower::new(presence, interrupt_token()?);
     let report = run_conformance_observed(factory, options, &mut follower);
     let code = match follower.into_gone() {
         Some(gone) => {

@@ -1,4 +1,4 @@
-//! `genset bench serve`: measures real servers, as a user does.
+//! `genset bench`: measures real servers and the engine, as a user does.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -7,7 +7,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::Child;
 
-use crate::support::{Ended, Server, genset, run, send_signal, soon, until};
+use crate::support::{
+    Ended, Server, ended_after, genset, run, send_signal, soon, tiny_chat, until,
+};
 
 /// Starts a mocker that takes 20 ms per prompt and 2 ms per token; returns its server and URL.
 async fn mocker(folder: &Path) -> (Server, String) {
@@ -270,4 +272,79 @@ async fn what_cannot_be_measured_is_named_with_what_to_do() {
         ended.fails(2, expected);
     }
     server.stop().await;
+}
+
+/// The words of a short measurement of the smallest model's engine.
+fn engine() -> Vec<String> {
+    let model = tiny_chat().join("tiny-chat-q8_0.gguf");
+    let model = model.display().to_string();
+    let words = ["bench", "engine", &model, "--json", "--sequences=1"];
+    let lengths = [
+        "--context-tokens=8",
+        "--new-tokens=32",
+        "--prefill-tokens=16",
+    ];
+    let all = words.into_iter().chain(lengths);
+    let all = all.chain(["--prefix-tokens=16", "--kv-cache-memory=16M"]);
+    all.map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn an_engine_is_measured_and_compared_with_an_earlier_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let earlier = folder.path().join("earlier.json");
+    let against = format!("--against={}", earlier.display());
+    let words = engine();
+    let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+    words.push("--repeats=1");
+
+    let once = run(&words).await;
+    assert_eq!(once.code, Some(0), "{once:?}");
+    let measured: Value = serde_json::from_str(&once.stdout).unwrap();
+    assert!(measured["setup"]["threads"].as_u64().unwrap() > 0);
+    assert_eq!(measured["is_cut"], false);
+    // A busy machine may deliver all tokens at once, so that no step was timed.
+    if measured["decode"][0]["rounds_apart"] == 0 {
+        let kinds = measured["steps"][0]["kinds"].as_array().unwrap();
+        let names: Vec<&str> = kinds
+            .iter()
+            .filter_map(|kind| kind["kind"].as_str())
+            .collect();
+        assert!(names.contains(&"gate, up (Q8_0)"), "{names:?}");
+        assert!(
+            kinds
+                .iter()
+                .all(|kind| kind["weight_bytes"].as_u64() > Some(0))
+        );
+    }
+
+    std::fs::write(&earlier, &once.stdout).unwrap();
+    words.push(&against);
+    let again = run(&words).await;
+    assert_eq!(again.code, Some(0), "{again:?}");
+    let again: Value = serde_json::from_str(&again.stdout).unwrap();
+    let compared = &again["against"];
+    assert_eq!(compared["earlier"]["setup"], measured["setup"]);
+    assert_eq!(compared["differs"], serde_json::json!([]));
+    let figures = compared["figures"].as_array().unwrap();
+    assert!(
+        figures
+            .iter()
+            .any(|figure| figure["figure"] == "prefill, 16 tokens, tokens/s")
+    );
+
+    std::fs::write(&earlier, "{}").unwrap();
+    run(&words).await.fails(2, "--against: ");
+}
+
+#[tokio::test]
+async fn ctrl_c_shows_the_rounds_of_an_engine_so_far() {
+    let words = engine();
+    let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+    words.push("--repeats=200");
+    let ended = ended_after(&words, "measuring: 10 %").await;
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    let measured: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(measured["is_cut"], true);
+    assert!(measured["prefill_tokens_per_s"].as_f64().unwrap() > 0.0);
 }

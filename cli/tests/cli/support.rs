@@ -268,6 +268,31 @@ pub(crate) fn send_signal(child: &Child, signal: Signal) {
     kill_process(pid.expect("it runs"), signal).expect("it can be signalled");
 }
 
+/// The end of a run that gets SIGINT as soon as it has printed `line` on standard error.
+pub(crate) async fn ended_after(words: &[&str], line: &str) -> Ended {
+    let mut command = genset(words);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let mut said = String::new();
+    let mut is_sent = false;
+    let output = async {
+        while let Some(next) = lines.next_line().await.expect("text") {
+            if next.contains(line) && !std::mem::replace(&mut is_sent, true) {
+                send_signal(&child, Signal::INT);
+            }
+            said += &(next + "\n");
+        }
+        child.wait_with_output().await.expect("it ends")
+    };
+    let mut output = soon(output).await;
+    output.stderr = said.into_bytes();
+    Ended::of(&output)
+}
+
 /// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Response {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::breakdown::{self, sequences};
 use super::{Measured, readable};
 
 /// A line for each figure.
@@ -9,8 +10,7 @@ pub(super) fn table(measured: &Measured) -> String {
     let mut text = format!("{}\n", measured.model);
     let one = measured.decode.iter().find(|decode| decode.sequences == 1);
     for decode in &measured.decode {
-        let plural = if decode.sequences == 1 { "" } else { "s" };
-        let what = format!("decode, {} sequence{plural}", decode.sequences);
+        let what = format!("decode, {}", sequences(decode.sequences));
         let times = one
             .filter(|one| one.sequences != decode.sequences)
             .map(|one| format!(", {:.1} times one", decode.tokens_per_s / one.tokens_per_s))
@@ -51,6 +51,10 @@ pub(super) fn table(measured: &Measured) -> String {
             measured.first_token_cold_s / measured.first_token_cached_s
         ),
     ));
+    text.push_str(&breakdown::table(measured));
+    if measured.is_cut {
+        text.push_str("\n  stopped before the end: these are the figures of what was measured\n");
+    }
     text
 }
 
