@@ -5,7 +5,7 @@
 //! their medians are faster by more than trials of the same flags differ.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -14,12 +14,17 @@ use genset_backend_common::EngineError;
 use genset_engine_candle::{default_threads, load::Quantization};
 use genset_runtime::layers::flag;
 use serde::Serialize;
+use tokio::process::Command;
+use tokio::runtime::Runtime;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::args::quoted;
-use crate::bench::engine::Measured;
+use crate::bench::engine::{CUT, Measured};
 use crate::hub;
 use crate::input::{note, print};
+use crate::signals::interrupt_token;
+use crate::threads;
 
 /// A smaller speedup does not count.
 const BETTER: f64 = 1.03;
@@ -90,6 +95,21 @@ struct Tuned {
     spread: Option<f64>,
     /// In the order in which they were made.
     trials: Vec<Trial>,
+    /// Whether Ctrl-C ended the search early.
+    is_cut: bool,
+}
+
+/// Why the search ends early.
+enum Ended {
+    /// By Ctrl-C.
+    Cut,
+    Failed(EngineError),
+}
+
+impl From<EngineError> for Ended {
+    fn from(error: EngineError) -> Self {
+        Self::Failed(error)
+    }
 }
 
 /// One measurement.
@@ -108,7 +128,20 @@ struct Trial {
 /// The model cannot be loaded, or refuses the lengths of the trials.
 pub(crate) fn perform(args: &TuneArgs) -> Result<u8, EngineError> {
     let model = hub::of_candle(&args.model)?;
-    let tuned = Tuning::begin(args, &model)?.perform()?;
+    let bench = Bench {
+        args,
+        model: &model,
+        runtime: threads::this_one()?,
+        stop: interrupt_token()?,
+    };
+    let tuned = match Tuning::begin(bench).and_then(Tuning::perform) {
+        Ok(tuned) => tuned,
+        Err(Ended::Cut) => {
+            note("stopped before anything was measured");
+            return Ok(CUT);
+        }
+        Err(Ended::Failed(error)) => return Err(error),
+    };
     if args.json {
         let text = serde_json::to_string_pretty(&tuned).map_err(|error| {
             EngineError::internal("figures that are no JSON").with_source(error)
@@ -117,7 +150,7 @@ pub(crate) fn perform(args: &TuneArgs) -> Result<u8, EngineError> {
     } else {
         print(&tuned.text(&args.model));
     }
-    Ok(0)
+    Ok(if tuned.is_cut { CUT } else { 0 })
 }
 
 /// The search.
@@ -135,12 +168,12 @@ struct Tuning<'a> {
 
 impl<'a> Tuning<'a> {
     /// Measures the model's speed with few and with many sequences.
-    fn begin(args: &'a TuneArgs, model: &'a Path) -> Result<Self, EngineError> {
+    fn begin(bench: Bench<'a>) -> Result<Self, Ended> {
+        let args = bench.args;
         let deadline = Instant::now() + Duration::from_secs(args.seconds);
-        let bench = Bench { args, model };
         note(format_args!(
             "measuring {} for about {} s",
-            model.display(),
+            bench.model.display(),
             args.seconds
         ));
         let first = bench.measure(&[], &SEQUENCES, 64)?;
@@ -155,7 +188,7 @@ impl<'a> Tuning<'a> {
         let context = first.context_length_tokens;
         if args.context_tokens.is_some_and(|tokens| tokens > context) {
             let problem = format!("the model's context holds {context} tokens");
-            return Err(EngineError::invalid_argument("--context-tokens", problem));
+            return Err(EngineError::invalid_argument("--context-tokens", problem).into());
         }
         Ok(Self {
             sequences: worth_running(&first),
@@ -169,11 +202,34 @@ impl<'a> Tuning<'a> {
         })
     }
 
-    fn perform(mut self) -> Result<Tuned, EngineError> {
+    fn perform(mut self) -> Result<Tuned, Ended> {
         let begun = Instant::now();
-        let mut best = Contender(vec![self.trial(Vec::new())?]);
-        let took = begun.elapsed();
-        let (mut times, mut spread) = (1.0, None::<f64>);
+        let mut found = Found {
+            best: Contender(vec![self.trial(Vec::new())?]),
+            times: 1.0,
+            spread: None,
+        };
+        let is_cut = match self.search(&mut found, begun.elapsed()) {
+            Ok(()) => false,
+            Err(Ended::Cut) => true,
+            Err(failed @ Ended::Failed(_)) => return Err(failed),
+        };
+        let mut flags = self.bench.args.flags_of_run();
+        flags.extend_from_slice(found.best.flags());
+        flags.push(format!("--max-num-seqs={}", self.sequences));
+        flags.push(format!("--kv-cache-memory={}", self.kv_memory()));
+        Ok(Tuned {
+            model: self.name,
+            flags,
+            times_the_defaults: found.times,
+            spread: found.spread,
+            trials: self.trials,
+            is_cut,
+        })
+    }
+
+    /// Tries flags until all are tried or the time is over; a trial takes about as long as `took`.
+    fn search(&mut self, found: &mut Found, took: Duration) -> Result<(), Ended> {
         let processors = available_parallelism().map_or(1, usize::from);
         let threads = candidates_of(processors, default_threads())
             .into_iter()
@@ -187,35 +243,25 @@ impl<'a> Tuning<'a> {
             if !self.has_time(took) {
                 break;
             }
-            let mut flags = best.flags().to_vec();
+            let mut flags = found.best.flags().to_vec();
             let prefix = format!("--{name}=");
             flags.retain(|flag| !flag.starts_with(&prefix));
             flags.push(format!("{prefix}{value}"));
             let mut other = Contender(vec![self.trial(flags)?]);
-            if other.times(&best) > BETTER {
-                if !self.try_again(&mut best, &mut other, took)? {
+            if other.times(&found.best) > BETTER {
+                if !self.try_again(&mut found.best, &mut other, took)? {
                     note("there is no time left to try these again, so they are not kept");
                     break;
                 }
-                let differ = best.spread().max(other.spread());
-                spread = Some(spread.map_or(differ, |spread| spread.max(differ)));
-                if other.is_faster(&best) {
-                    times *= other.times(&best);
-                    best = other;
+                let differ = found.best.spread().max(other.spread());
+                found.spread = Some(found.spread.map_or(differ, |spread| spread.max(differ)));
+                if other.is_faster(&found.best) {
+                    found.times *= other.times(&found.best);
+                    found.best = other;
                 }
             }
         }
-        let mut flags = self.bench.args.flags_of_run();
-        flags.extend_from_slice(best.flags());
-        flags.push(format!("--max-num-seqs={}", self.sequences));
-        flags.push(format!("--kv-cache-memory={}", self.kv_memory()));
-        Ok(Tuned {
-            model: self.name,
-            flags,
-            times_the_defaults: times,
-            spread,
-            trials: self.trials,
-        })
+        Ok(())
     }
 
     fn has_time(&self, took: Duration) -> bool {
@@ -228,7 +274,7 @@ impl<'a> Tuning<'a> {
         best: &mut Contender,
         other: &mut Contender,
         took: Duration,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<bool, Ended> {
         for _ in 0..AGAIN {
             for contender in [&mut *best, &mut *other] {
                 if !self.has_time(took) {
@@ -241,7 +287,7 @@ impl<'a> Tuning<'a> {
         Ok(true)
     }
 
-    fn trial(&mut self, flags: Vec<String>) -> Result<Trial, EngineError> {
+    fn trial(&mut self, flags: Vec<String>) -> Result<Trial, Ended> {
         let sequences = self.sequences;
         let both: &[u32] = match sequences {
             1 => &[1],
@@ -304,6 +350,15 @@ fn worth_running(first: &Measured) -> u32 {
         .iter()
         .find(|decode| decode.tokens_per_s >= ENOUGH * most);
     enough.map_or(1, |decode| decode.sequences)
+}
+
+/// What the search has found so far.
+struct Found {
+    best: Contender,
+    /// The speedup over the defaults.
+    times: f64,
+    /// The largest ratio between two trials of the same flags.
+    spread: Option<f64>,
 }
 
 /// Trials of the same flags, at least one.
@@ -390,8 +445,12 @@ impl Tuned {
             format!("; trials of the same flags differ by up to {percent:.0} %")
         });
         let words: Vec<String> = self.flags.iter().map(|flag| quoted(flag)).collect();
+        let cut = match self.is_cut {
+            true => "stopped before the end; so far: ",
+            false => "",
+        };
         format!(
-            "{verdict}{}\n\n  genset run {} {}\n",
+            "{cut}{verdict}{}\n\n  genset run {} {}\n",
             differ.unwrap_or_default(),
             quoted(&model.display().to_string()),
             words.join(" ")
@@ -403,6 +462,8 @@ impl Tuned {
 struct Bench<'a> {
     args: &'a TuneArgs,
     model: &'a Path,
+    runtime: Runtime,
+    stop: CancellationToken,
 }
 
 impl Bench<'_> {
@@ -411,7 +472,7 @@ impl Bench<'_> {
         flags: &[String],
         sequences: &[u32],
         prefill_tokens: u32,
-    ) -> Result<Measured, EngineError> {
+    ) -> Result<Measured, Ended> {
         let failed = |problem: &dyn std::fmt::Display| {
             let problem = format!("{} cannot be measured: {problem}", self.model.display());
             EngineError::invalid_argument("MODEL", problem)
@@ -423,6 +484,7 @@ impl Bench<'_> {
         bench.args([
             "--ends-with-input",
             "--json",
+            "--breakdown=false",
             "--repeats=1",
             "--context-tokens=32",
             "--new-tokens=16",
@@ -433,22 +495,35 @@ impl Bench<'_> {
         bench.arg(flag("kv-cache-memory", KV_MEMORY.to_string()));
         bench.arg(flag("device", &self.args.device));
         bench.arg(flag("quantize", self.args.quantize.to_string()));
-        bench.args(flags).stdin(Stdio::piped());
-        bench.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut trial = bench.spawn().map_err(|error| failed(&error))?;
-        // Closes when the trial has ended, or with this process, however that ends.
-        let input = trial.stdin.take();
-        let ended = trial.wait_with_output().map_err(|error| failed(&error))?;
-        drop(input);
+        bench.args(flags).kill_on_drop(true);
+        bench.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = self.runtime.block_on(async {
+            let mut trial = bench.spawn().map_err(|error| Ended::Failed(failed(&error)))?;
+            // Closes when the trial has ended, or with this process, however that ends.
+            let _input = trial.stdin.take();
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => Err(Ended::Cut),
+                ended = trial.wait_with_output() => ended.map_err(|error| Ended::Failed(failed(&error))),
+            }
+        })?;
+        // Ctrl-C at a terminal goes to both processes.
+        if ended.status.code() == Some(CUT.into()) {
+            return Err(Ended::Cut);
+        }
         if !ended.status.success() {
             let said = String::from_utf8_lossy(&ended.stderr);
             let said = said
                 .lines()
                 .rfind(|line| !line.is_empty())
                 .unwrap_or("it said nothing");
-            return Err(failed(&said.trim_start_matches("error: ")));
+            let said = said.trim_start_matches("error: ");
+            return Err(match said.strip_prefix("MODEL: ") {
+                Some(problem) => EngineError::invalid_argument("MODEL", problem).into(),
+                None => failed(&said).into(),
+            });
         }
-        serde_json::from_slice(&ended.stdout).map_err(|error| failed(&error))
+        serde_json::from_slice(&ended.stdout).map_err(|error| failed(&error).into())
     }
 }
 
@@ -501,6 +576,7 @@ mod tests {
             times_the_defaults: 2.0,
             spread: Some(1.25),
             trials: Vec::new(),
+            is_cut: false,
         };
         let expected = "2.00 times as fast as the defaults; trials of the same flags differ by up to 25 %\n\n  \
              genset run 'my model.gguf' --device=cpu --quantize=q4_k\n";

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{run, tiny_chat};
+use crate::support::{ended_after, run, tiny_chat};
 
 #[tokio::test]
 async fn flags_are_found_and_are_flags() {
@@ -39,7 +39,8 @@ async fn flags_are_found_and_are_flags() {
 #[tokio::test]
 async fn a_model_that_is_none_and_a_request_that_is_too_long_are_told() {
     let ended = run(&["tune", "/no/such.gguf"]).await;
-    ended.fails(2, "/no/such.gguf");
+    ended.fails(2, "error: MODEL: /no/such.gguf");
+    assert!(!ended.stderr.contains("cannot be measured"), "{ended:?}");
     // A request cannot have more tokens than the model's context, so the KV cache is not sized for them.
     let model = tiny_chat().join("tiny-chat-q8_0.gguf");
     let model = model.display().to_string();
@@ -58,4 +59,16 @@ async fn a_trial_ends_with_its_standard_input() {
     let words = ["bench", "engine", &model, "--repeats=1000"];
     let ended = run(&[&words[..], &["--ends-with-input"]].concat()).await;
     assert_eq!(ended.code, Some(129), "{ended:?}");
+}
+
+#[tokio::test]
+async fn ctrl_c_shows_the_trials_so_far() {
+    let model = tiny_chat().join("tiny-chat-q8_0.gguf");
+    let model = model.display().to_string();
+    let words = ["tune", &model, "--json", "--seconds=3600"];
+    let ended = ended_after(&words, "defaults: prefill").await;
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    let tuned: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(tuned["is_cut"], true);
+    assert!(!tuned["trials"].as_array().unwrap().is_empty(), "{tuned}");
 }
