@@ -349,7 +349,7 @@ pub(super) async fn run(
         chat.keep_up(models);
         let question = match text.as_str() {
             "" => continue,
-            "/exit" => return Ok(ending),
+            command if command.split_whitespace().next() == Some("/exit") => return Ok(ending),
             escaped if escaped.starts_with(ESCAPED) => escaped.split_at(1).1,
             command if command.starts_with('/') => {
                 obey(&mut chat, models, command);

@@ -207,7 +207,7 @@ async fn without_a_terminal_lines_are_read_from_the_pipe() {
         "--token-echo-delay-ms",
         "0",
     ];
-    let input = "hello there\n\n/nonsense\n/exit\nnot read\n";
+    let input = "hello there\n\n/nonsense\n/exit now\nnot read\n";
     let ended = run_with(genset(&words), input.as_bytes()).await;
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(ended.stdout, "hello there\n");
