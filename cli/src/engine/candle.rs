@@ -62,7 +62,7 @@ fn embedder(
         let problem = "the model embeds or scores texts and answers no chats, so it has no use for one; leave the flag out";
         return Err(EngineError::invalid_argument("--chat-template", problem));
     }
-    let folder = config.worker.model_folder()?;
+    let folder = folder_of_model(config)?;
     let engine = EmbeddingEngine::from_args(&config.engine_args.candle, path);
     Ok((Arc::new(engine), config.worker.worker_config(folder)?))
 }
@@ -87,6 +87,12 @@ fn of_path(
     Ok((folder, Arc::new(engine)))
 }
 
+/// The folder of the model, which is a word here. The programs of workers have a flag for it.
+fn folder_of_model(config: &RunConfig) -> Result<Option<ModelFolder>, EngineError> {
+    let folder = config.worker.model_folder();
+    folder.map_err(|error| error.with_at("MODEL"))
+}
+
 /// The engine's arguments from the flags; one comes from the worker's flags.
 fn candle_args(config: &RunConfig) -> CandleArgs {
     CandleArgs {
@@ -101,7 +107,7 @@ fn candle_args(config: &RunConfig) -> CandleArgs {
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
 pub(super) fn files_of(path: &Path, config: &RunConfig) -> Result<ModelFolder, EngineError> {
     if path.is_dir() {
-        let folder = config.worker.model_folder()?;
+        let folder = folder_of_model(config)?;
         return folder.ok_or_else(|| EngineError::internal("the model's path is lost"));
     }
     let model_config = config.engine_args.model_config.as_deref();

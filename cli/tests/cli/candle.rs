@@ -231,7 +231,10 @@ async fn a_model_that_cannot_be_served_is_named_with_what_to_do() {
     fs::write(&cut, &whole[..whole.len() / 2]).expect("a file");
     let note = path("note.txt");
     fs::write(&note, "no model").expect("a file");
-    let cases: [(&[&str], i32, &str); 6] = [
+    let empty = path("empty");
+    fs::create_dir(&empty).expect("a folder");
+    let cases: [(&[&str], i32, &str); 7] = [
+        (&[&empty], 2, "error: MODEL: "),
         (&[&half], 1, "model.safetensors"),
         (&[&cut], 2, "cut.gguf"),
         (&[&note], 2, "neither a GGUF file nor a folder"),
