@@ -46,7 +46,13 @@ pub(crate) struct DoctorArgs {
     /// As the environment or the file says.
     #[arg(skip)]
     pub(crate) max_connections: usize,
+    /// That of a run.
+    #[arg(skip)]
+    pub(crate) model: Option<CheckedModel>,
 }
+
+/// A model, and why it cannot be served.
+pub(crate) type CheckedModel = (PathBuf, Result<(), EngineError>);
 
 /// Checks everything and prints the findings. The exit code says whether there is a problem.
 ///

@@ -8,7 +8,10 @@ use clap::parser::ValueSource;
 use genset_backend_common::EngineError;
 use genset_runtime::layers::{UnknownKeys, flag, matches_of};
 
-use super::{Cli, CliCommand, RunArgs, Tool, command, grammar_of_layer, read};
+use super::engine::check_model;
+use super::{Cli, CliCommand, OutputKind, RunArgs, Tool, command, grammar_of_layer, read};
+use crate::doctor::CheckedModel;
+use crate::hub;
 
 /// The tools that read the file of `--config`.
 pub(super) const READERS: [&str; 4] = ["doctor", "models", "top", "control"];
@@ -20,6 +23,7 @@ pub(super) const READERS: [&str; 4] = ["doctor", "models", "top", "control"];
 pub(super) fn complete(tool: &mut Tool, given: &[OsString]) -> Result<(), EngineError> {
     if let Tool::Doctor(args) = tool {
         let run = settings("doctor", args.config.is_some(), given)?;
+        args.model = checked_model(&run);
         (args.http, args.status) = (run.http, run.worker.status);
         args.network = run.worker.network;
         args.max_connections = run.frontend.max_connections;
@@ -40,6 +44,24 @@ pub(super) fn complete(tool: &mut Tool, given: &[OsString]) -> Result<(), Engine
         None => drop(matches_of(&command(), given)?),
     }
     Ok(())
+}
+
+/// The model that a run would serve, and why it could not. That of the hub may be fetched only when it starts.
+fn checked_model(run: &RunArgs) -> Option<CheckedModel> {
+    let path = run.worker.model_path.clone()?;
+    if hub::named(&path).is_some() {
+        return Some((path, Ok(())));
+    }
+    let output = run.output.parse::<OutputKind>();
+    let checked = output.and_then(|output| {
+        check_model(&output, Some(&path))?;
+        match path.is_dir() {
+            true => run.worker.model_folder().map(drop),
+            false => Ok(()),
+        }
+    });
+    let checked = checked.map_err(|error| error.with_at("MODEL"));
+    Some((path, checked))
 }
 
 /// The settings of a run with the flags that a tool was given.

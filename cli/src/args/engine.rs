@@ -143,7 +143,7 @@ pub(super) fn check_files(
 }
 
 /// Refuses a model of a kind that the engine does not serve.
-fn check_model(output: &OutputKind, path: Option<&Path>) -> Result<(), EngineError> {
+pub(super) fn check_model(output: &OutputKind, path: Option<&Path>) -> Result<(), EngineError> {
     match (output, path) {
         (OutputKind::Engine(EngineKind::Server(kind)), path) => {
             required_model(*kind, path).map(drop)

@@ -11,8 +11,8 @@ use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
 use indicatif::HumanBytes;
 
-use super::DoctorArgs;
 use super::finding::Finding;
+use super::{CheckedModel, DoctorArgs};
 use crate::hub;
 
 /// The permissions of the group, and those of everybody else.
@@ -71,6 +71,7 @@ pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
         .map(|(flag, content, path)| secret(flag, content, path))
         .collect();
     findings.extend(server(args).await);
+    findings.extend(args.model.as_ref().map(model));
     findings.push(models());
     findings
 }
@@ -173,6 +174,16 @@ async fn server(args: &DoctorArgs) -> Option<Finding> {
             }
         },
     )
+}
+
+fn model((path, checked): &CheckedModel) -> Finding {
+    match checked {
+        Ok(()) => Finding::ok(format!("MODEL: {}", path.display())),
+        Err(error) => {
+            let mend = "name a folder or a file that the engine takes, or a model of the hub, which is written ORG/NAME";
+            Finding::problem(error.to_string(), mend)
+        }
+    }
 }
 
 fn models() -> Finding {

@@ -2,12 +2,13 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-use crate::support::{Ended, genset, run_with};
+use crate::support::{Ended, genset, run_with, tiny_chat};
 
 /// Runs without other programs to ask, and with its own cache.
 fn doctor_anywhere(words: &[&str], folder: &tempfile::TempDir) -> Command {
@@ -122,6 +123,23 @@ async fn a_file_of_settings_says_what_is_looked_at_as_for_a_run() {
     finding(&report, "for HTTP is taken by cli");
     finding(&report, "--wire-secret-file: /no/such: ");
     assert!(!ended.stdout.contains("status server"), "the flag wins");
+
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let tiny_chat = tiny_chat();
+    let cases: [(&Path, &str); 4] = [
+        (Path::new("/no/such"), "problem"),
+        (&empty, "problem"),
+        (&tiny_chat, "ok"),
+        (Path::new("org/model"), "ok"),
+    ];
+    for (model, level) in cases {
+        fs::write(&file, format!("model = \"{}\"\n", model.display())).unwrap();
+        let ended = run_with(doctor(&words, &folder), b"").await;
+        let report = self::report(&ended);
+        let found = finding(&report, &format!("MODEL: {}", model.display()));
+        assert_eq!(found["level"], level, "{found}");
+    }
 
     fs::write(&file, "http-prot = 1\n").unwrap();
     let ended = run_with(doctor(&words, &folder), b"").await;
