@@ -4,20 +4,17 @@
 //! after another with the best ones so far. Flags that look faster are tried again, in turns with the best ones: they are kept if
 //! their medians are faster by more than trials of the same flags differ.
 
+mod bench;
+
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::EngineError;
 use genset_engine_candle::{default_threads, load::Quantization};
-use genset_runtime::layers::flag;
 use serde::Serialize;
-use tokio::process::Command;
-use tokio::runtime::Runtime;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::args::quoted;
 use crate::bench::engine::{CUT, Measured};
@@ -25,6 +22,7 @@ use crate::hub;
 use crate::input::{note, print};
 use crate::signals::interrupt_token;
 use crate::threads;
+use bench::{Bench, Ended};
 
 /// A smaller speedup does not count.
 const BETTER: f64 = 1.03;
@@ -97,19 +95,6 @@ struct Tuned {
     trials: Vec<Trial>,
     /// Whether Ctrl-C ended the search early.
     is_cut: bool,
-}
-
-/// Why the search ends early.
-enum Ended {
-    /// By Ctrl-C.
-    Cut,
-    Failed(EngineError),
-}
-
-impl From<EngineError> for Ended {
-    fn from(error: EngineError) -> Self {
-        Self::Failed(error)
-    }
 }
 
 /// One measurement.
@@ -455,75 +440,6 @@ impl Tuned {
             quoted(&model.display().to_string()),
             words.join(" ")
         )
-    }
-}
-
-/// Runs `genset bench engine` for one model.
-struct Bench<'a> {
-    args: &'a TuneArgs,
-    model: &'a Path,
-    runtime: Runtime,
-    stop: CancellationToken,
-}
-
-impl Bench<'_> {
-    fn measure(
-        &self,
-        flags: &[String],
-        sequences: &[u32],
-        prefill_tokens: u32,
-    ) -> Result<Measured, Ended> {
-        let failed = |problem: &dyn std::fmt::Display| {
-            let problem = format!("{} cannot be measured: {problem}", self.model.display());
-            EngineError::invalid_argument("MODEL", problem)
-        };
-        let program = std::env::current_exe().map_err(|error| failed(&error))?;
-        let sequences: Vec<String> = sequences.iter().map(u32::to_string).collect();
-        let mut bench = Command::new(program);
-        bench.args(["bench", "engine"]).arg(self.model);
-        bench.args([
-            "--ends-with-input",
-            "--json",
-            "--breakdown=false",
-            "--repeats=1",
-            "--context-tokens=32",
-            "--new-tokens=16",
-            "--prefix-tokens=32",
-        ]);
-        bench.arg(flag("sequences", sequences.join(",")));
-        bench.arg(flag("prefill-tokens", prefill_tokens.to_string()));
-        bench.arg(flag("kv-cache-memory", KV_MEMORY.to_string()));
-        bench.arg(flag("device", &self.args.device));
-        bench.arg(flag("quantize", self.args.quantize.to_string()));
-        bench.args(flags).kill_on_drop(true);
-        bench.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let ended = self.runtime.block_on(async {
-            let mut trial = bench.spawn().map_err(|error| Ended::Failed(failed(&error)))?;
-            // Closes when the trial has ended, or with this process, however that ends.
-            let _input = trial.stdin.take();
-            tokio::select! {
-                biased;
-                () = self.stop.cancelled() => Err(Ended::Cut),
-                ended = trial.wait_with_output() => ended.map_err(|error| Ended::Failed(failed(&error))),
-            }
-        })?;
-        // Ctrl-C at a terminal goes to both processes.
-        if ended.status.code() == Some(CUT.into()) {
-            return Err(Ended::Cut);
-        }
-        if !ended.status.success() {
-            let said = String::from_utf8_lossy(&ended.stderr);
-            let said = said
-                .lines()
-                .rfind(|line| !line.is_empty())
-                .unwrap_or("it said nothing");
-            let said = said.trim_start_matches("error: ");
-            return Err(match said.strip_prefix("MODEL: ") {
-                Some(problem) => EngineError::invalid_argument("MODEL", problem).into(),
-                None => failed(&said).into(),
-            });
-        }
-        serde_json::from_slice(&ended.stdout).map_err(|error| failed(&error).into())
     }
 }
 
