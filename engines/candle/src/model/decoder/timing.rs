@@ -128,6 +128,11 @@ impl Model {
                             products.push(of("experts' down", &expert.down));
                         }
                     }
+                    if let Some(shared) = &mixture.shared {
+                        products.push(of("shared expert's weight", &shared.gate));
+                        products.push(of("shared expert's gate, up", &shared.expert.gate_up));
+                        products.push(of("shared expert's down", &shared.expert.down));
+                    }
                 }
             }
         }
