@@ -464,7 +464,7 @@ impl MarkupParser for JsonParser {
                 } else {
                     object.close(out)
                 };
-                if !is_call && !(self.is_forced && self.is_cut) {
+                if !(is_call || self.is_forced && self.is_cut) {
                     self.content
                         .push_without(self.marks.all(), object.raw(), out);
                 }
