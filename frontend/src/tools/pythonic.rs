@@ -20,6 +20,9 @@ pub(super) struct PythonicMarks {
     pub(super) json: Option<&'static JsonMarks>,
 }
 
+/// Around code. A start that begins with it opens a fence, which a further one closes.
+const FENCE: &str = "```";
+
 /// Text longer than this (in bytes) is not a call, because a call is held in memory to its end.
 const MAX_CALL_BYTES: usize = 1 << 20;
 
@@ -291,12 +294,15 @@ impl PythonicParser {
         let Some(first) = self.held.chars().next() else {
             return false;
         };
-        let markers = self.marks.starts.iter().chain(self.marks.ends);
+        let (starts, ends) = (self.marks.starts, self.marks.ends);
+        let is_fenced = !self.is_bare && starts.iter().any(|start| start.starts_with(FENCE));
+        let fence = is_fenced.then_some(&FENCE);
+        let markers = starts.iter().chain(ends).chain(fence);
         for (which, marker) in markers.enumerate() {
             if self.held.starts_with(marker) {
                 self.held.drain(..marker.len());
                 self.is_bare = false;
-                if which >= self.marks.starts.len() {
+                if which >= starts.len() {
                     self.state = State::Outside;
                 }
                 self.content.markup();
@@ -308,10 +314,6 @@ impl PythonicParser {
         }
         match (first, self.marks.json) {
             ('{', Some(marks)) => self.become_json(marks),
-            // A fence around calls ends.
-            ('`', _) => {
-                self.held.drain(..1);
-            }
             (']', _) => {
                 self.held.drain(..1);
                 self.content.markup();

@@ -236,6 +236,21 @@ fn forced_calls_are_read_from_plain_json() {
 }
 
 #[test]
+fn a_fence_of_calls_ends_them_and_other_fences_are_text() {
+    for content in [
+        "max(a=1) is\n```python\nmax(a=1)\n```",
+        "```python\nmax(a=1)",
+        "`max`",
+    ] {
+        let text = format!("```tool_code\nnow()\n```\n{content}");
+        for pieces in [vec![text.as_str()], characters(&text)] {
+            let message = run("gemma3", pieces);
+            assert_eq!(seen(&message), (content, vec![("now", "{}")]));
+        }
+    }
+}
+
+#[test]
 fn xlam_may_write_its_list_in_tags() {
     let list = r#"[{"name": "now", "arguments": {}}]"#;
     for text in [
