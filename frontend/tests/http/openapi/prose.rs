@@ -155,15 +155,8 @@ fn into_vocabulary(ids: &mut Value) {
     }
 }
 
-/// Tools that no choice may name.
-const HOSTED: [&str; 6] = [
-    "code_interpreter",
-    "image_generation",
-    "web_search",
-    "web_search_2025_08_26",
-    "web_search_preview",
-    "web_search_preview_2025_03_11",
-];
+/// The types of tools that have a name. A choice may name no other, since those run at OpenAI.
+const NAMED: [&str; 4] = ["", "custom", "function", "namespace"];
 
 /// Distinct names, and a choice among them.
 fn mend_tools(body: &mut Map<String, Value>) {
@@ -171,7 +164,7 @@ fn mend_tools(body: &mut Map<String, Value>) {
     let mut first = None;
     for (index, tool) in tools.into_iter().flatten().enumerate() {
         let kind = tool["type"].as_str().unwrap_or_default();
-        if HOSTED.contains(&kind) {
+        if !NAMED.contains(&kind) {
             continue;
         }
         let inner = if kind == "namespace" { "__tool_0" } else { "" };
