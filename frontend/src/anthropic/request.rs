@@ -76,10 +76,8 @@ impl MessagesRequest {
                 None => fields.ignore("metadata"),
             }
         }
-        // Claude Code asks why a prompt was not in the cache.
-        if let Some(mut diagnostics) = fields.object("diagnostics")? {
-            diagnostics.string("previous_message_id")?;
-            diagnostics.finish(&[])?;
+        // Claude Code asks why a prompt was not in the cache. Whatever else it asks has no effect either.
+        if fields.object("diagnostics")?.is_some() {
             fields.ignore("diagnostics");
         }
         let tiers = ["auto", "standard_only"];

@@ -202,7 +202,7 @@ fn hints() -> [(&'static str, Value, &'static str); 4] {
                     "max_tokens": 4, "service_tier": "priority", "speed": "fast", "metadata": {"user_id": "u"},
                     "output_config": {"effort": "low"},
                     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-                    "diagnostics": {"previous_message_id": null},
+                    "diagnostics": {"previous_message_id": null, "level": 1},
                 }),
             ),
             "metadata, diagnostics, service_tier, speed, context_management.edits, output_config.effort",
