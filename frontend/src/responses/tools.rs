@@ -126,6 +126,10 @@ fn read_allowed(choice: &mut Block) -> Result<Vec<Value>, ApiError> {
     let Some(Value::Array(tools)) = choice.take("tools") else {
         return Err(ApiError::invalid(at, "expected a list of tools"));
     };
+    if !tools.is_empty() && tools.iter().all(is_hosted) {
+        let why = "these tools run at OpenAI; name one of your own, or choose \"none\"";
+        return Err(ApiError::unsupported(at, why));
+    }
     let read = |(index, tool): (usize, Value)| {
         let mut tool = Block::new(format!("{at}[{index}]"), tool)?;
         let kind = tool.required_string("type")?;

@@ -431,6 +431,12 @@ async fn only_allowed_tools_are_called() {
         let body = json!({"model": MODEL, "input": "Hi", "tools": tools, "tool_choice": choice});
         site.post("/v1/responses", &body).await.blames(param);
     }
+    let allowed = json!([{"type": "web_search"}]);
+    let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": allowed});
+    let body = json!({"model": MODEL, "input": "Hi", "tools": tools, "tool_choice": choice});
+    let refused = site.post("/v1/responses", &body).await;
+    let why = refused.does_not_support("tool_choice.tools");
+    assert!(why.contains("run at OpenAI"), "{why}");
     site.close().await;
 }
 
