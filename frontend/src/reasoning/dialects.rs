@@ -33,6 +33,18 @@ const THINKING: Tags = Tags {
     ..THINK
 };
 
+/// The preview of Hunyuan 3 and Hunyuan A13B have no suffix. The release's prompt always ends with one of its markers.
+const HUNYUAN: Tags = Tags {
+    ends_at: &["<tool_calls>"],
+    other: Some(&Tags {
+        start: "<think:opensource>",
+        end: "</think:opensource>",
+        ends_at: &["<tool_calls:opensource>"],
+        ..THINK
+    }),
+    ..THINK
+};
+
 const fn row(name: &'static str, tags: &'static Tags) -> ReasoningDialect {
     ReasoningDialect {
         name,
@@ -122,6 +134,15 @@ static DIALECTS: &[ReasoningDialect] = &[
         name: "harmony",
         tags: None,
     },
+    // Hunyuan 3 or A13B. The latter's answer is in a frame, whose markers the former may write as text.
+    row(
+        "hunyuan",
+        &Tags {
+            frame: &["<answer>", "</answer>"],
+            frame_ends_at: &["<tool_calls>"],
+            ..HUNYUAN
+        },
+    ),
     row(
         "hunyuan_a13b",
         &Tags {
@@ -130,20 +151,7 @@ static DIALECTS: &[ReasoningDialect] = &[
             ..THINK
         },
     ),
-    // The preview and Hunyuan A13B have no suffix. The release's prompt always ends with one of its markers.
-    row(
-        "hy_v3",
-        &Tags {
-            ends_at: &["<tool_calls>"],
-            other: Some(&Tags {
-                start: "<think:opensource>",
-                end: "</think:opensource>",
-                ends_at: &["<tool_calls:opensource>"],
-                ..THINK
-            }),
-            ..THINK
-        },
-    ),
+    row("hy_v3", &HUNYUAN),
     row(
         "hy_v4",
         &Tags {
@@ -282,7 +290,6 @@ const ALIASES: &[(&str, &str)] = &[
     ("gpt-oss", "harmony"),
     ("gpt_oss", "harmony"),
     ("holo2", "deepseek_r1"),
-    ("hunyuan", "hy_v3"),
     ("interns1", "qwen3"),
     ("kimi_k25", "kimi_k2"),
     ("mimo", "qwen3"),

@@ -84,6 +84,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "I look.<|tool_call|>[]",
     ),
     (
+        "hunyuan",
+        "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>",
+        "Hm.",
+        "Yes.",
+    ),
+    (
         "hunyuan_a13b",
         "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>",
         "Hm.",
@@ -277,7 +283,7 @@ fn the_prompt_says_whether_the_thoughts_have_begun() {
 
 #[test]
 fn the_prompt_says_which_markers_the_model_has() {
-    let dialect = ReasoningDialect::find("hy_v3").unwrap();
+    let dialect = ReasoningDialect::find("hunyuan").unwrap();
     for (prompt, text, reasoning) in [
         ("<think:opensource>", "Hm.</think:opensource>Yes.", "Hm."),
         ("<think:opensource></think:opensource>", "Yes.", ""),

@@ -18,13 +18,13 @@ TOOL_ALIASES = (
 )
 """Aliases from other servers."""
 REASONING_PARSERS = (
-    "apertus", "cohere", "deepseek_r1", "deepseek_v31", "ernie45", "gemma4", "glm45", "granite", "granite33", "harmony", "hunyuan_a13b",
-    "hy_v3", "hy_v4", "kimi", "kimi_k2", "kimi_k3", "minimax_m2", "minimax_m2_append_think", "minimax_m3", "mistral", "nemotron",
-    "olmo3", "phi4", "qwen3", "qwen3_thinking", "seed_oss", "solar_open2", "step3", "none",
+    "apertus", "cohere", "deepseek_r1", "deepseek_v31", "ernie45", "gemma4", "glm45", "granite", "granite33", "harmony", "hunyuan",
+    "hunyuan_a13b", "hy_v3", "hy_v4", "kimi", "kimi_k2", "kimi_k3", "minimax_m2", "minimax_m2_append_think", "minimax_m3", "mistral",
+    "nemotron", "olmo3", "phi4", "qwen3", "qwen3_thinking", "seed_oss", "solar_open2", "step3", "none",
 )
 REASONING_ALIASES = (
     "apertus2509", "basic", "cohere_command3", "cohere_command4", "deepseek", "deepseek-r1", "deepseek-v3", "deepseek-v4", "deepseek_v3",
-    "deepseek_v3_1", "deepseek_v3_2", "deepseek_v4", "deepseekv4", "gemma-4", "glm", "glm47", "gpt-oss", "gpt_oss", "holo2", "hunyuan",
+    "deepseek_v3_1", "deepseek_v3_2", "deepseek_v4", "deepseekv4", "gemma-4", "glm", "glm47", "gpt-oss", "gpt_oss", "holo2",
     "interns1", "kimi_k25", "mimo", "minimax", "minimax-append-think", "minimax-m3", "minimax_append_think", "nano_v3", "nemotron3",
     "nemotron_3", "nemotron_deci", "nemotron_nano", "nemotron_v3", "openai_gptoss", "poolside_v1", "qwen3-thinking", "step3p5",
 )
