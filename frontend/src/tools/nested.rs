@@ -279,11 +279,14 @@ impl NestedParser {
         }
         let mut members = Map::new();
         for (name, value) in element.parts {
-            match members.get_mut(&name) {
-                None => drop(members.insert(name, value)),
-                // Parts of one name are a list.
-                Some(Value::Array(all)) => all.push(value),
-                Some(first) => *first = json!([first, value]),
+            if let Value::Array(all) = members.entry(name).or_insert_with(|| json!([])) {
+                all.push(value);
+            }
+        }
+        // Several parts of one name are a list.
+        for member in members.values_mut() {
+            if let Some([only]) = member.as_array_mut().map(Vec::as_mut_slice) {
+                *member = only.take();
             }
         }
         members.into()

@@ -251,6 +251,15 @@ fn a_fence_of_calls_ends_them_and_other_fences_are_text() {
 }
 
 #[test]
+fn lists_of_one_name_are_a_list_of_lists() {
+    let text = "<invoke name=now><a><l><item>1</item></l><l><item>2</item></l></a></invoke>";
+    let text = text.replace('<', "]<]minimax[>[<");
+    let message = run("minimax_m3", [text.as_str()]);
+    let arguments = r#"{"a": {"l":[[1],[2]]}}"#;
+    assert_eq!(seen(&message), ("", vec![("now", arguments)]));
+}
+
+#[test]
 fn xlam_may_write_its_list_in_tags() {
     let list = r#"[{"name": "now", "arguments": {}}]"#;
     for text in [
