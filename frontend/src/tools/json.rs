@@ -369,7 +369,9 @@ impl JsonParser {
                 self.state = State::Object(Box::new(object));
                 self.take(c, out);
             }
-            ']' if is_object && self.marks.ends.is_empty() => self.state = State::Outside,
+            ']' if is_object && (self.is_bare || self.marks.ends.is_empty()) => {
+                self.state = State::Outside;
+            }
             '[' | ']' | ',' | ';' | '}' if is_object => {}
             _ if !matches!(shape, Shape::Object | Shape::Keyed) => {
                 self.state = State::Header(String::new());

@@ -264,9 +264,9 @@ fn xlam_may_write_its_list_in_tags() {
     let list = r#"[{"name": "now", "arguments": {}}]"#;
     for text in [
         format!("<tool_call>{list}</tool_call>"),
-        format!("{list}\nSo."),
+        format!("{list}\n[1]: So."),
     ] {
-        let content = if text.ends_with('.') { "So." } else { "" };
+        let content = if text.ends_with('.') { "[1]: So." } else { "" };
         for pieces in [vec![text.as_str()], characters(&text)] {
             assert_eq!(
                 seen(&run("xlam", pieces)),
