@@ -48,6 +48,8 @@ class SlipsEngine(LLMEngine):
     async def start(self, worker_id: int) -> EngineConfig:
         if sys.argv[1:] in (["exit"], ["exit-again"]):
             raise SystemExit("there is no device")
+        if sys.argv[1:] == ["left"]:
+            raise GeneratorExit
         if sys.argv[1:] == ["cancelled"]:
             raise asyncio.CancelledError
         return EngineConfig(model="slips", context_length=8)
@@ -64,6 +66,8 @@ class SlipsEngine(LLMEngine):
         what = request["model"]
         if what == "exit":
             raise SystemExit(3)
+        if what == "left":
+            raise GeneratorExit
         if what == "stray":
             raise Stray("from afar")
         if what == "untold":

@@ -235,16 +235,17 @@ def test_a_handler_may_take_its_context_by_name_alone() -> None:
     asyncio.run(main())
 
 
-def test_a_handler_that_exits_ends_its_request_alone() -> None:
+@pytest.mark.parametrize(("error", "message"), [(SystemExit(3), "SystemExit: 3"), (GeneratorExit(), "GeneratorExit: ")])
+def test_a_handler_that_exits_ends_its_request_alone(error: BaseException, message: str) -> None:
     async def main() -> None:
         async def leave(request: Any) -> Any:
-            raise SystemExit(3)
+            raise error
 
         answering = Answering(cast(Bridge, FakeBridge()), "e", leave, Plain("e"))
         call = FakeCall("a")
         answering.on_call(cast(Any, call))
         assert await answering.idle(60)
-        assert call.error()["message"] == "SystemExit: 3"
+        assert call.error()["message"] == message
 
     asyncio.run(main())
 

@@ -44,6 +44,7 @@ def answer(worker: WorkerStub, stream: int, what: str) -> Any:
 
 def test_an_exit_and_a_stray_exception_end_their_requests_alone(worker: WorkerStub) -> None:
     assert answer(worker, 2, "exit") == "SystemExit: 3"
+    assert answer(worker, 6, "left") == "GeneratorExit: "
     assert answer(worker, 3, "stray") == "Stray: from afar"
     assert answer(worker, 5, "untold") == "Untold: <its text is not available>"
     assert answer(worker, 4, "nothing")[0]["finished"]["reason"] == "length"
@@ -91,6 +92,7 @@ def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> No
     [
         ("exit", "SystemExit: there is no device"),
         ("exit-again", "SystemExit: there is no device"),
+        ("left", "GeneratorExit: "),
         ("cancelled", "the engine awaited something that was cancelled"),
     ],
 )

@@ -26,7 +26,7 @@ from genset._frames import (
 )
 from genset._slips import called, check_chunks, started
 from genset._stepper import Stepper
-from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled, check_size
+from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled, check_size, is_left
 from genset.batch import BatchEngine
 from genset.engine import STEP, Context, Event, LLMEngine, WorkerHandle, control_reply
 from genset.exceptions import EngineError, InvalidArgument, NotFound
@@ -279,10 +279,9 @@ class Child:
                 self._end(stream)
             else:
                 self._fail(stream, awaited_cancelled(stream, "the engine"))
-        except GeneratorExit:
-            # The event loop is gone.
-            raise
         except BaseException as error:
+            if is_left(error, self._loop):
+                raise
             self._fail(stream, as_engine_error(error))
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -305,10 +304,9 @@ class Child:
                     "tokenizer, a GGUF file, or a name like Qwen/Qwen3-0.6B",
                     field="model_path",
                 )
-        except GeneratorExit:
-            # The event loop is gone.
-            raise
-        except BaseException:
+        except BaseException as error:
+            if is_left(error, self._loop):
+                raise
             # The worker ends the process as soon as it learns of the failure.
             await self._clean_up_start()
             raise

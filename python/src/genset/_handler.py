@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from genset._bridge import Bridge
 from genset._frames import pack
 from genset._places import Places
-from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
+from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled, is_left
 from genset._values import decode, encode
 from genset.engine import Context
 from genset.exceptions import EngineError, InvalidArgument
@@ -241,10 +241,9 @@ class Answering:
                 answer.cut()
             else:
                 answer.end(awaited_cancelled(answer.stream, "the handler"))
-        except GeneratorExit:
-            # The event loop is gone.
-            raise
         except BaseException as error:
+            if is_left(error, self._bridge.loop):
+                raise
             answer.end(as_engine_error(error))
             if isinstance(error, KeyboardInterrupt):
                 raise

@@ -105,6 +105,11 @@ def awaited_cancelled(stream: Stream, what: str) -> Internal:
     return Internal(problem)
 
 
+def is_left(error: BaseException, loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the error closes a task whose event loop is gone. A `GeneratorExit` may also be what an engine or a handler raised."""
+    return isinstance(error, GeneratorExit) and not loop.is_running()
+
+
 def as_engine_error(error: BaseException) -> EngineError:
     """The error that a request ends with. Call it where `error` is handled: it logs errors that are not of genset."""
     first = _first(error)
