@@ -218,3 +218,12 @@ def test_items_have_no_wrapper_to_ask_for() -> None:
             client.random({}, annotated=True)
 
     asyncio.run(main())
+
+
+def test_an_option_that_there_is_none_of_is_named() -> None:
+    async def main() -> None:
+        client = Client(cast(Bridge, FakeBridge()), cast(Any, ReadyCaller()), "a.b.c")
+        with pytest.raises(TypeError, match="a request takes the options context, timeout and headers, not text, mode"):
+            client.generate(text="hello", mode="fast")
+
+    asyncio.run(main())

@@ -192,15 +192,21 @@ class Client:
         mode: str,
         instance_id: int | None,
         request: Any,
+        /,
         *,
         context: Context | None = None,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
         annotated: bool | None = False,
+        **unknown: Any,
     ) -> ResponseStream:
         """`annotated` is Dynamo's: whether items come in a wrapper, which there is none of."""
         if annotated:
             raise InvalidArgument("an item is what the handler yielded, without a wrapper: leave it out", field="annotated")
+        if unknown:
+            raise TypeError(
+                f"a request takes the options context, timeout and headers, not {', '.join(unknown)}: its data are one value, the first argument"
+            )
         self._bridge.check()
         number = self._bridge.number()
         payload = encode(request, f"a request to {self._endpoint}")
