@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from genset import _service, deploy, sdk, serve
+from genset.dynamo import sdk as dynamo
 from genset.sdk import ServiceSpec, depends, endpoint, on_shutdown, on_start, parse_bytes, parse_gpus, service
 
 
@@ -101,6 +102,12 @@ def test_what_is_no_method_of_an_instance_is_refused(wrap: Callable[[Any], Any])
 def test_a_name_that_no_endpoint_can_have_is_refused_where_it_is_declared(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="A: .* is no part of a name: use 1 to 63 letters, digits, - and _"):
         service(**given)(type("A", (), {}))
+
+
+def test_a_decorator_without_its_brackets_is_refused() -> None:
+    for decorator in (service, dynamo.service):
+        with pytest.raises(TypeError, match=r"write @service\(\), with brackets"):
+            cast(Any, decorator)(int)
 
 
 @pytest.mark.parametrize("workers", [0, 1.5, "2"])

@@ -212,6 +212,8 @@ def _graph(spec: ServiceSpec, seen: set[type]) -> Iterator[ServiceSpec]:
 
 
 def service(
+    cls: None = None,
+    /,
     *,
     namespace: str | None = None,
     name: str | None = None,
@@ -224,6 +226,8 @@ def service(
 
     `resources` are for each of the `workers` processes: `cpu`, `memory`, `gpu`. `dynamo` is another way to give the namespace.
     """
+    if cls is not None:
+        raise TypeError("write @service(), with brackets")
     given = dict(dynamo or {})
     is_enabled = given.pop("enabled", True)
     space = namespace or given.pop("namespace", None) or DEFAULT_NAMESPACE

@@ -33,10 +33,10 @@ def _refuse(decorator: str, arguments: Mapping[str, Any]) -> None:
             raise TypeError(f"@{decorator}({name}=...): {instead}")
 
 
-def service(**arguments: Any) -> Callable[[Class], Class]:
+def service(cls: None = None, /, **arguments: Any) -> Callable[[Class], Class]:
     """As `genset.sdk.service`; refuses further arguments of Dynamo's with what to do instead."""
     _refuse("service", arguments)
-    return sdk.service(**arguments)
+    return sdk.service(cls, **arguments)
 
 
 def dynamo_endpoint(name: str | None = None, *, model: str | None = None, **options: Any) -> Callable[[Function], Function]:
