@@ -207,6 +207,11 @@ def test_a_stop_is_the_same_error_as_in_the_protocol(reason: str, kind: str) -> 
     assert exceptions.EngineError.of_reason(reason).kind == kind
 
 
+def test_an_error_names_its_field_once() -> None:
+    told = {"no 3": "n: no 3", "n must be 1": "n must be 1", "n[0]: is no text": "n[0]: is no text", "n": "n"}
+    assert {message: str(exceptions.InvalidArgument(message, field="n")) for message in told} == told
+
+
 def test_an_error_made_of_anything_can_be_sent_and_read() -> None:
     class Broken(Exception):
         pass

@@ -4,6 +4,7 @@ a client may retry, and whether the request may migrate. Any other exception is 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, ClassVar
 
 
@@ -40,7 +41,7 @@ class EngineError(Exception):
 
     def __str__(self) -> str:
         message = str(self._said())
-        has_name = self.field is None or message.startswith(str(self.field))
+        has_name = self.field is None or re.match(rf"{re.escape(str(self.field))}(?!\w)", message)
         return message if has_name else f"{self.field}: {message}"
 
     def to_wire(self) -> dict[str, Any]:
