@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from genset import Context
+from genset import Context, _bridge
 from genset._bridge import Bridge
 from genset._client import Client, ResponseStream
 from genset._frames import pack
@@ -26,7 +26,7 @@ class FakeBridge:
         self.asked: dict[int, Any] = {}
         self._numbers = itertools.count(1)
 
-    def check(self) -> None:
+    def check_here(self) -> None:
         pass
 
     def number(self) -> int:
@@ -218,6 +218,21 @@ def test_items_have_no_wrapper_to_ask_for() -> None:
             client.random({}, annotated=True)
 
     asyncio.run(main())
+
+
+def test_a_request_on_the_loop_of_another_runtime_is_refused() -> None:
+    async def main() -> Client:
+        bridge = Bridge.__new__(Bridge)
+        bridge.loop, bridge._pid, bridge._is_open = asyncio.get_running_loop(), _bridge._pid, True
+        bridge.check_here()
+        return Client(bridge, cast(Any, ReadyCaller()), "a.b.c")
+
+    async def ask(client: Client) -> None:
+        for use in (client.generate, client.wait_for_instances):
+            with pytest.raises(RuntimeError, match="this runtime belongs to another event loop: connect one on this loop"):
+                await use()
+
+    asyncio.run(ask(asyncio.run(main())))
 
 
 def test_an_option_that_there_is_none_of_is_named() -> None:

@@ -97,13 +97,27 @@ class Bridge:
         if not self._is_open:
             raise exceptions.EngineShutdown("the runtime was shut down")
 
+    def check_here(self) -> None:
+        """As `check`; raises RuntimeError also where another event loop runs."""
+        self.check()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            # A script may prepare requests between two runs of its loop.
+            return
+        if running is not self.loop:
+            raise RuntimeError(
+                "this runtime belongs to another event loop: connect one on this loop, "
+                "or run what uses it on its own loop, with asyncio.run_coroutine_threadsafe"
+            )
+
     def number(self) -> int:
         """Returns a new number for events to refer to."""
         return next(self._numbers)
 
     def operation(self, begin: Callable[[int], None]) -> asyncio.Future[int | None]:
         """Starts an operation of the node, and returns the future of its result."""
-        self.check()
+        self.check_here()
         number = self.number()
         future: asyncio.Future[int | None] = self.loop.create_future()
         self._operations[number] = future

@@ -207,7 +207,7 @@ class Client:
             raise TypeError(
                 f"a request takes the options context, timeout and headers, not {', '.join(unknown)}: its data are one value, the first argument"
             )
-        self._bridge.check()
+        self._bridge.check_here()
         number = self._bridge.number()
         payload = encode(request, f"a request to {self._endpoint}")
         parent = None if context is None else context.native
