@@ -223,14 +223,17 @@ def test_a_handler_may_take_its_context_by_name_alone() -> None:
 
     async def other(request: Any, *, tokenizer: Any) -> None: ...
 
+    async def both(request: Any, other: Any, *, context: Any) -> None: ...
+
     async def main() -> None:
         bridge = FakeBridge()
         answering = Answering(cast(Bridge, bridge), "e", named, Plain("e"))
         answering.on_call(cast(Any, FakeCall("a")))
         assert await answering.idle(60)
         assert bridge.written == [pack(["a", "r"])]
-        with pytest.raises(TypeError, match="the handler of e takes 2 arguments"):
-            Answering(cast(Bridge, bridge), "e", other, Plain("e"))
+        for handler, count in ((other, 2), (both, 3)):
+            with pytest.raises(TypeError, match=f"the handler of e takes {count} arguments"):
+                Answering(cast(Bridge, bridge), "e", handler, Plain("e"))
 
     asyncio.run(main())
 

@@ -120,7 +120,8 @@ def called_with_both(handler: Handler, endpoint: str) -> Callable[[Any, Context]
     has_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     needed = [each for each in positional if each.default is each.empty]
     by_name = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
-    needed_by_name = [each for each in by_name if each.default is each.empty and each.name != "context"]
+    # A second argument without a default is the context already.
+    needed_by_name = [each for each in by_name if each.default is each.empty and (each.name != "context" or len(needed) > 1)]
     if len(needed) > 2 or needed_by_name or not (positional or has_any):
         raise TypeError(
             f"the handler of {endpoint} takes {len(needed + needed_by_name)} arguments: "
