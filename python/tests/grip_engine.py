@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import os
 import re
 from pathlib import Path
@@ -31,4 +33,6 @@ class GripEngine(SampleEngine):
 
 
 if __name__ == "__main__":
+    module = importlib.import_module("genset.backend.run")
+    module.watch_leash = functools.partial(module.watch_leash, grace_s=0.1)  # type: ignore[attr-defined]
     run(GripEngine)

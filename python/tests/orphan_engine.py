@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import threading
 
-from genset import EngineConfig
+from genset import EngineConfig, _channel
 from genset.backend import run
 from sample_engine import SampleEngine
 
@@ -23,4 +23,5 @@ class OrphanEngine(SampleEngine):
 
 
 if __name__ == "__main__":
+    _channel.ORPHAN_GRACE_S = 0.1
     run(OrphanEngine)
