@@ -318,7 +318,7 @@ def _offer(model: str | None, model_type: ModelType | None, path: str | None, op
 
 
 def on_start(method: Function) -> Function:
-    """Marks a method, a coroutine or not, that runs before the service is listed."""
+    """Marks a method, a coroutine or not, that runs before the service is listed. If one fails, the service ends without `on_shutdown`."""
     method.__dict__[_HOOK] = "start"
     return method
 
