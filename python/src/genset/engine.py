@@ -427,7 +427,8 @@ class LLMEngine(abc.ABC):
 
     @abc.abstractmethod
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        """Answers one request: an `async def` with `yield`. The last chunk has `finish_reason`.
+        """Answers one request: an `async def` with `yield`. The last chunk has `finish_reason`, and the generator is closed at its `yield`:
+        of what follows only `finally` runs.
 
         Poll `context.is_stopped()` between chunks and end with `finish_reason="cancelled"`. A generator that does not end within
         `CANCEL_GRACE_S` after the stop is cancelled at its `await`.

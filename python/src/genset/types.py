@@ -124,7 +124,7 @@ class CompletionUsage(TypedDict, total=False):
 
 
 class GenerateChunk(TypedDict, total=False):
-    """A piece of an answer. The last one has `finish_reason`; nothing may follow it."""
+    """A piece of an answer. The last one has `finish_reason`; the generator is closed at its `yield`."""
 
     token_ids: list[int]
     index: int
