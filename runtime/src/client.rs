@@ -283,7 +283,7 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 ///
 /// It skips instances that look full: they refused a request a moment ago, or their published load says so. When all look full,
 /// it asks those most likely to have room, until 16 of them have refused the request and the others refused one less than 100 ms
-/// ago or say that they are full. When all are gone or draining, it waits a second for another to appear, or
+/// ago or say that they are full, and in any case until 64 have. When all are gone or draining, it waits a second for another to appear, or
 /// [not at all](Self::without_wait). It may also [pass over](Self::with_ejections) instances that fail one request after
 /// another. It stops trying when the request has lost more instances than its context
 /// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].

@@ -26,6 +26,9 @@ const FULL_TIME: Duration = Duration::from_millis(100);
 /// [`FULL_TIME`].
 const MOST_REFUSALS: usize = 16;
 
+/// The number of refusals after which it goes to none of these either: they are asked one after another.
+const MOST_OLD_REFUSALS: usize = 64;
+
 /// The number of failures among the last 32 requests of an instance after which it is ejected, although it answered others.
 const OFTEN: u32 = 16;
 
@@ -529,8 +532,8 @@ impl Instances {
 }
 
 /// The instances that may have room for a request after `refusals` refusals by instances that looked full, ordered by id. If all
-/// look full, the data may be stale: returns those whose refusal is old, and in any case as many as may still refuse, those most
-/// likely to have room by now.
+/// look full, the data may be stale: returns as many as may still refuse, more if their refusals are old, those most likely to have
+/// room by now.
 fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> {
     if live.iter().all(|instance| instance.room() == Room::Likely) {
         return live;
@@ -544,6 +547,7 @@ fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> 
     } else {
         rooms.sort_by_key(|(room, _)| *room);
         let old = rooms.iter().filter(|(room, _)| room.is_old(now)).count();
+        let old = old.min(MOST_OLD_REFUSALS.saturating_sub(refusals));
         rooms.truncate(MOST_REFUSALS.saturating_sub(refusals).max(old));
         rooms.sort_by_key(|(_, instance)| instance.record.instance);
     }

@@ -381,4 +381,6 @@ async fn of_instances_that_all_look_full_each_is_asked_that_refused_none_for_a_w
     assert_eq!(candidates(&instances, MOST_REFUSALS).len(), 20);
     (3..=20).for_each(|id| refuse(&instances, id));
     assert_eq!(candidates(&instances, MOST_REFUSALS), [1, 2]);
+    assert_eq!(candidates(&instances, MOST_OLD_REFUSALS - 1), [1]);
+    assert!(candidates(&instances, MOST_OLD_REFUSALS).is_empty());
 }
