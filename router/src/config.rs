@@ -69,7 +69,7 @@ pub struct RouterConfig {
     #[cfg_attr(feature = "cli", arg(id = "router_queue", long = "router-queue", env = "GENSET_ROUTER_QUEUE",
         value_name = "REQUESTS", default_value_t = Self::default().max_waiting))]
     pub max_waiting: usize,
-    /// When an instance that fails one request after another gets none for a while.
+    /// When an instance that fails one request after another, or half of them, gets none for a while.
     #[cfg_attr(feature = "cli", command(flatten))]
     pub ejection: EjectionConfig,
     /// When prompts are computed by instances of their own.

@@ -283,9 +283,9 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 ///
 /// It skips instances that look full: they refused a request a moment ago, or their published load says so. When all look full,
 /// it asks those most likely to have room, until 16 of them have refused the request and the others refused one less than 100 ms
-/// ago or say that they are full, and in any case until 64 have. When all are gone or draining, it waits a second for another to appear, or
-/// [not at all](Self::without_wait). It may also [pass over](Self::with_ejections) instances that fail one request after
-/// another. It stops trying when the request has lost more instances than its context
+/// ago or say that they are full, and in any case until 64 have. When all are gone or draining, it waits a second for another to
+/// appear, or [not at all](Self::without_wait). It may also [pass over](Self::with_ejections) instances that fail one request after
+/// another, or half of their last 32. It stops trying when the request has lost more instances than its context
 /// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].
 #[derive(Debug)]
 pub struct GenerateClient {
@@ -319,7 +319,8 @@ impl GenerateClient {
         self
     }
 
-    /// Passes over instances that fail one request after another, for a while. Those of `pool` are counted by this name.
+    /// Passes over instances that fail one request after another, or half of their last 32, for a while. Those of `pool` are
+    /// counted by this name.
     #[must_use]
     pub fn with_ejections(mut self, ejections: &Ejections, pool: &str) -> Self {
         self.ejections = Some(Arc::new(ejections.of(pool)));

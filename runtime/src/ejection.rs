@@ -1,5 +1,5 @@
-//! [`Ejections`]: an instance that fails one request after another gets none for a while. For [`GenerateClient`], which sees how
-//! requests end. Which instances a request passes over, `instances` decides.
+//! [`Ejections`]: an instance that fails one request after another, or half of its last 32, gets none for a while. For
+//! [`GenerateClient`], which sees how requests end. Which instances a request passes over, `instances` decides.
 //!
 //! [`GenerateClient`]: crate::GenerateClient
 
