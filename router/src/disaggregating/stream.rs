@@ -194,7 +194,7 @@ impl TwoLegs {
     /// Starts the search for a decode instance.
     fn hand_over(&mut self, transfer: TransferParams) {
         self.since = Instant::now();
-        self.held = Some(transfer.clone());
+        self.held = (!transfer.is_none()).then(|| transfer.clone());
         let handing = Handing {
             parts: Arc::clone(&self.parts),
             decode: Arc::clone(&self.decode),

@@ -207,9 +207,14 @@ async fn what_ends_with_its_first_token_has_one_leg() {
 #[tokio::test]
 async fn an_answer_does_not_end_with_a_prefill_that_names_no_blocks() {
     let (prefill, decode) = pools([Does::NamesNoBlocks], [Does::Answers]);
-    let read = site(&prefill, &decode).ask(request()).await;
+    let site = site(&prefill, &decode);
+    let read = site.ask(request()).await;
     assert_eq!(read.tokens, expected(12));
     assert!(decode.asked().remove(0).transfer.unwrap().is_none());
+    // Nothing was handed over.
+    let text = site.registry.encode();
+    let count = "genset_disaggregated_handover_seconds_count 0\n";
+    assert!(text.contains(count), "{text}");
 }
 
 #[tokio::test]
