@@ -428,15 +428,20 @@ impl BatchStore {
 
     /// Updates a batch's counts in memory alone; after a restart they come from its notes.
     pub(crate) fn count(&self, id: &str, counts: Counts) {
+        self.update_in_memory(id, |record| record.request_counts = counts);
+    }
+
+    fn update_in_memory(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) {
         if let Some(batch) = self.shared.kept.lock().batches.get_mut(id) {
-            Arc::make_mut(&mut batch.record).request_counts = counts;
+            change(Arc::make_mut(&mut batch.record));
         }
     }
 
-    /// Starts to cancel a batch of the owner's. `None` if it does not exist.
+    /// Starts to cancel a batch of the owner's. `None` if it does not exist. If the disk cannot be written, it is cancelled in
+    /// memory, and its run writes that later.
     ///
     /// # Errors
-    /// A 409 if it has ended, a 507 if the change cannot be written.
+    /// A 409 if it has ended.
     pub(crate) fn cancel(
         &self,
         id: &str,
@@ -461,8 +466,11 @@ impl BatchStore {
                 record.enter(BatchStatus::Cancelling);
             }
         };
-        self.update(id, enter)
-            .map_err(|error| not_written(&error))?;
+        if let Err(error) = self.update(id, enter) {
+            tracing::error!(%error, batch = id, "a cancelled batch cannot be written yet; a restart before then resumes it");
+            let _writing = self.shared.writing.lock();
+            self.update_in_memory(id, enter);
+        }
         let Some((record, cancelled)) = self.run_of(id) else {
             return Ok(None);
         };

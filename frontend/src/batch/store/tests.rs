@@ -53,6 +53,17 @@ fn answers_that_are_counted_while_a_record_is_written_stay_counted() {
 }
 
 #[test]
+fn a_batch_is_cancelled_while_the_disk_takes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_of(folder.path(), &[record("batch_0", "a")]);
+    let (_, cancelled) = store.run_of("batch_0").unwrap();
+    fs::remove_dir_all(folder.path().join("batches")).unwrap();
+    let kept = store.cancel("batch_0", Some("a")).unwrap().unwrap();
+    assert_eq!(kept.status, BatchStatus::Cancelling);
+    assert!(cancelled.is_cancelled());
+}
+
+#[test]
 fn the_oldest_batch_is_forgotten_when_one_ends() {
     let folder = tempfile::tempdir().unwrap();
     let mut records = vec![record("batch_0", "b")];
