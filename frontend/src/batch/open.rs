@@ -63,8 +63,9 @@ impl OpenBatch {
             Ok(())
         });
         counted.map_err(|error| disk(&error))?;
+        // In memory, too, if the disk takes nothing now.
+        store.count(&record.id, counts);
         let begun = store.update(&record.id, |record| {
-            record.request_counts = counts;
             if record.status == BatchStatus::Validating {
                 record.enter(BatchStatus::InProgress);
             }
@@ -395,6 +396,26 @@ mod tests {
         record.enter(BatchStatus::InProgress);
         let begun = OpenBatch::open(&store, &record).unwrap();
         assert_eq!(begun.unanswered(), [0, 1]);
+    }
+
+    #[test]
+    fn answers_are_counted_while_the_disk_takes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("batches/batch_0.json");
+        std::fs::create_dir(folder.path().join("batches")).unwrap();
+        std::fs::write(&path, serde_json::to_vec(&record("batch_0", "a")).unwrap()).unwrap();
+        let (store, record) = store_with_two(folder.path(), 2);
+        let mut batch = OpenBatch::open(&store, &record).unwrap();
+        let line = unasked_line("1".into(), "a".into(), "unreadable", "It is.");
+        batch.note(0, &line).unwrap();
+        drop(batch);
+        // A file cannot take the place of a folder.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let refused = OpenBatch::open(&store, &record).unwrap_err();
+        assert!(matches!(refused, Unopened::Disk(_)), "{refused:?}");
+        let kept = store.batch("batch_0", Some("a")).unwrap();
+        assert_eq!(kept.request_counts.failed, 1);
     }
 
     #[test]
