@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{Bounds, Capabilities, EngineConfig, InputKind};
-use crate::controls::{Adapter, MAX_ADAPTERS};
+use crate::controls::{Adapter, MAX_ADAPTERS, check_text};
 use crate::engine::Role;
 use crate::error::{At, EngineError};
 use crate::request::GenerateRequest;
@@ -27,7 +27,7 @@ pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// Default number of times a request may migrate, if the operator sets none.
 pub const DEFAULT_MIGRATION_LIMIT: u32 = 3;
 
-/// The longest name of a model that a client may give, in bytes.
+/// The longest name or alias of a model, in bytes.
 pub const MAX_MODEL_NAME_BYTES: usize = 1024;
 
 /// Size limit of an artifact, in bytes: enough for a tokenizer with 250,000 entries.
@@ -179,6 +179,11 @@ pub struct ModelCard {
     pub user_data: Value,
 }
 
+/// Checks a name or an alias of a model.
+pub(crate) fn check_name(at: At, name: &str) -> Result<(), EngineError> {
+    check_text(at, name, MAX_MODEL_NAME_BYTES)
+}
+
 const fn one_rank() -> u32 {
     1
 }
@@ -250,6 +255,17 @@ impl ModelCard {
     #[must_use]
     pub fn has_adapter(&self, name: &str) -> bool {
         self.adapters.iter().any(|adapter| adapter.name == name)
+    }
+
+    /// Checks name and aliases: none may be blank, longer than [`MAX_MODEL_NAME_BYTES`] or contain control characters. A card is
+    /// untrusted input from its worker.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the problem.
+    pub fn check_names(&self) -> Result<(), EngineError> {
+        check_name(At::other("model name"), &self.name)?;
+        let mut aliases = self.aliases.iter();
+        aliases.try_for_each(|alias| check_name(At::other("alias"), alias))
     }
 
     /// Checks number, names and sources of the adapters: a card is untrusted input from its worker.

@@ -58,16 +58,7 @@ impl Adapter {
             ("adapter.source", &self.source, MAX_ADAPTER_SOURCE_BYTES),
         ];
         for (field, value, most) in fields {
-            let problem = if value.trim().is_empty() {
-                "must not be empty".to_owned()
-            } else if value.len() > most {
-                format!("must have at most {most} bytes, got {}", value.len())
-            } else if value.chars().any(char::is_control) {
-                "must have no control characters".to_owned()
-            } else {
-                continue;
-            };
-            return Err(EngineError::invalid_argument(At::other(field), problem));
+            check_text(At::other(field), value, most)?;
         }
         if self.name.trim() != self.name {
             let problem = "must not begin or end with a space";
@@ -76,6 +67,20 @@ impl Adapter {
         }
         Ok(())
     }
+}
+
+/// Checks a text that clients and logs show: not blank, at most `most` bytes, no control characters.
+pub(crate) fn check_text(at: At, text: &str, most: usize) -> Result<(), EngineError> {
+    let problem = if text.trim().is_empty() {
+        "must not be empty".to_owned()
+    } else if text.len() > most {
+        format!("must have at most {most} bytes, got {}", text.len())
+    } else if text.chars().any(char::is_control) {
+        "must have no control characters".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(EngineError::invalid_argument(at, problem))
 }
 
 /// An administrative request, in its wire form.

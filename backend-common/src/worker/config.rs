@@ -6,8 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::card::{
-    Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, MAX_MODEL_NAME_BYTES, ModelCard,
-    TemplateParsers,
+    Artifact, DEFAULT_MIGRATION_LIMIT, EndpointType, ModelCard, TemplateParsers, check_name,
 };
 use crate::config::{EngineConfig, InputKind};
 use crate::controls::Adapter;
@@ -144,19 +143,13 @@ impl WorkerConfig {
     /// # Errors
     /// `InvalidArgument`, naming the field.
     pub fn validate(&self) -> Result<(), EngineError> {
-        let problem = if self
-            .model_name
-            .as_ref()
-            .is_some_and(|name| name.trim().is_empty())
-        {
-            ("model_name", "must not be empty")
-        } else if self
-            .model_name
-            .as_ref()
-            .is_some_and(|name| name.len() > MAX_MODEL_NAME_BYTES)
-        {
-            ("model_name", "must have at most 1024 bytes")
-        } else if self.context_length_tokens == Some(0) {
+        if let Some(name) = &self.model_name {
+            check_name("model_name".into(), name)?;
+        }
+        for alias in &self.aliases {
+            check_name("aliases".into(), alias)?;
+        }
+        let problem = if self.context_length_tokens == Some(0) {
             ("context_length", "must be at least 1")
         } else if self.limits.max_running == 0 {
             ("max_running", "must be at least 1")
@@ -236,6 +229,7 @@ impl WorkerConfig {
             card.name.clone_from(name);
         }
         card.aliases.clone_from(&self.aliases);
+        card.check_names()?;
         card.role = self.role;
         self.choose_parsers(&mut card);
         card.migration_limit = self.migration_limit;
@@ -283,6 +277,7 @@ fn named(setting: Option<&str>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::card::MAX_MODEL_NAME_BYTES;
 
     /// The parsers on the card of a worker with these settings and files.
     fn parsers(settings: [Option<&str>; 2], files: &[(&str, &str)]) -> [Option<String>; 2] {
@@ -338,11 +333,26 @@ mod tests {
 
     #[test]
     fn a_name_that_no_client_may_give_is_refused() {
-        let named = |bytes| WorkerConfig {
-            model_name: Some("a".repeat(bytes)),
-            ..WorkerConfig::default()
-        };
-        named(MAX_MODEL_NAME_BYTES).validate().unwrap();
-        assert!(named(MAX_MODEL_NAME_BYTES + 1).validate().is_err());
+        let longest = "a".repeat(MAX_MODEL_NAME_BYTES);
+        let too_long = format!("{longest}a");
+        for (name, is_good) in [
+            (longest.as_str(), true),
+            (too_long.as_str(), false),
+            (" ", false),
+            ("a\n\x1b[31mb", false),
+        ] {
+            let named = WorkerConfig {
+                model_name: Some(name.into()),
+                ..WorkerConfig::default()
+            };
+            let also_named = WorkerConfig {
+                aliases: vec![name.into()],
+                ..WorkerConfig::default()
+            };
+            assert_eq!(named.validate().is_ok(), is_good, "{name}");
+            assert_eq!(also_named.validate().is_ok(), is_good, "{name}");
+            let by_engine = WorkerConfig::default().apply(EngineConfig::new(name, 8));
+            assert_eq!(by_engine.is_ok(), is_good, "{name}");
+        }
     }
 }

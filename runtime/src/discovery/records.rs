@@ -79,6 +79,9 @@ pub enum RecordProblem {
         /// The key of what it names.
         named: String,
     },
+    /// Its card has a name or an alias that no model may have.
+    #[error("its card is refused: {0}")]
+    Names(#[source] EngineError),
     /// Its card names more artifacts than a model may have.
     #[error("its card is refused: {0}")]
     Artifacts(#[source] EngineError),
@@ -89,10 +92,11 @@ pub enum RecordProblem {
 
 impl RecordProblem {
     /// All labels in metrics.
-    const LABELS: [&'static str; 5] = [
+    const LABELS: [&'static str; 6] = [
         "too_long",
         "unreadable",
         "other_key",
+        "names",
         "artifacts",
         "adapters",
     ];
@@ -102,6 +106,7 @@ impl RecordProblem {
             Self::TooLong { .. } => "too_long",
             Self::Unreadable(_) => "unreadable",
             Self::OtherKey { .. } => "other_key",
+            Self::Names(_) => "names",
             Self::Artifacts(_) => "artifacts",
             Self::Adapters(_) => "adapters",
         }
@@ -112,10 +117,11 @@ impl InstanceRecord {
     /// The entry to put.
     ///
     /// # Errors
-    /// `InvalidArgument` if readers would ignore the entry because of its length or its card's artifacts; `Internal` if the card
+    /// `InvalidArgument` if readers would ignore the entry because of its length or its card; `Internal` if the card
     /// holds values that JSON cannot.
     pub fn to_entry(&self) -> Result<Entry, EngineError> {
         if let Some(card) = &self.card {
+            card.check_names()?;
             card.check_artifacts()?;
             card.check_adapters()?;
         }
@@ -154,6 +160,7 @@ impl InstanceRecord {
             return Err(RecordProblem::OtherKey { named });
         }
         if let Some(card) = &record.card {
+            card.check_names().map_err(RecordProblem::Names)?;
             card.check_artifacts().map_err(RecordProblem::Artifacts)?;
             card.check_adapters().map_err(RecordProblem::Adapters)?;
         }
@@ -241,6 +248,10 @@ mod tests {
     fn with_artifacts(artifacts: Vec<ArtifactRef>) -> Entry {
         let mut card = ModelCard::from_config(&EngineConfig::new("m", 10));
         card.artifacts = artifacts;
+        with_card(card)
+    }
+
+    fn with_card(card: ModelCard) -> Entry {
         let record = InstanceRecord {
             endpoint: EndpointName::default(),
             instance: InstanceId(1),
@@ -291,6 +302,25 @@ mod tests {
         }
         let most = with_artifacts(vec![artifact(64 << 20); 2]);
         InstanceRecord::try_from_entry(&most).unwrap();
+    }
+
+    #[test]
+    fn cards_with_a_name_that_no_log_should_show_are_refused() {
+        let card = ModelCard::from_config(&EngineConfig::new("m", 10));
+        for name in ["", "\u{1b}[31m\n", "a".repeat(100_000).as_str()] {
+            let named = ModelCard {
+                name: name.into(),
+                ..card.clone()
+            };
+            let also_named = ModelCard {
+                aliases: vec![name.into()],
+                ..card.clone()
+            };
+            for card in [named, also_named] {
+                let refused = InstanceRecord::try_from_entry(&with_card(card)).unwrap_err();
+                assert!(matches!(refused, RecordProblem::Names(_)), "{refused}");
+            }
+        }
     }
 
     #[test]
