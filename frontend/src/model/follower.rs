@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, ModelCard};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, ModelCard, error::At};
 use genset_runtime::{LiveModel, ModelDirectory};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -162,6 +162,10 @@ impl Follower {
     }
 
     async fn prepare(&self, live: &LiveModel) -> Result<Arc<ServedModel>, EngineError> {
+        if live.card.capabilities.inputs.is_empty() {
+            let problem = "the card names none that this version knows";
+            return Err(EngineError::unsupported(At::other("inputs"), problem));
+        }
         let parsers = Parsers::choose(&live.card, &self.parsers)?;
         let layers = &self.models.layers;
         let engine = genset_router::connect(&self.directory, live, layers, self.timeout).await?;

@@ -50,6 +50,26 @@ async fn a_model_that_cannot_be_prepared_is_not_awaited_by_any_of_its_names() {
     soon(runtime.shutdown()).await;
 }
 
+#[tokio::test]
+async fn a_model_whose_inputs_are_all_unknown_cannot_be_prepared() {
+    let site = Site::with(config(), Script::tokens(encode("one"))).await;
+    let busy: Arc<dyn Handler<GenerateRequest, Output>> = Arc::new(Busy(AtomicUsize::new(0)));
+    let endpoint = site.runtime.endpoint(EndpointName::default());
+    let listed = endpoint.serve_as(InstanceId(2), busy).await.unwrap();
+    let known = site.server.models().get(MODEL).expect("it is served");
+    let mut card = ModelCard {
+        name: "newer".into(),
+        ..known.card.clone()
+    };
+    // Readers drop kinds of a newer version.
+    card.capabilities.inputs.clear();
+    listed.list(Some(card)).await.unwrap();
+    let error = soon(site.server.models().named("newer")).await.unwrap_err();
+    assert!(error.to_string().contains("inputs"), "{error}");
+    drop(listed);
+    site.close().await;
+}
+
 /// A worker that currently accepts no requests of any kind.
 struct Busy(AtomicUsize);
 
