@@ -31,7 +31,11 @@ const CUT_SHORT: u8 = 3;
 /// # Errors
 /// A configuration that cannot run; returned before anything is started.
 pub(crate) async fn run(config: RunConfig) -> Result<u8, EngineError> {
-    let signals = Signals::install().map_err(|error| {
+    let signals = Signals::install().and_then(|signals| match config.input {
+        InputKind::Http | InputKind::Dyn(_) => signals.with_hangup(),
+        InputKind::Text | InputKind::Stdin | InputKind::Batch(_) => Ok(signals),
+    });
+    let signals = signals.map_err(|error| {
         EngineError::internal(format!("signals cannot be handled: {error}")).with_source(error)
     })?;
     crate::signals::take_both();

@@ -293,11 +293,12 @@ fn print(text: &str) -> ! {
     std::process::exit(i32::from(printed.is_err()))
 }
 
-/// SIGINT and SIGTERM, in order of arrival.
+/// SIGINT and SIGTERM, in order of arrival, and the end of a server's terminal.
 #[derive(Debug)]
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
@@ -309,7 +310,21 @@ impl Signals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            hangup: None,
         })
+    }
+
+    /// Also takes over SIGHUP, unless this process ignores it, as under `nohup`. It counts only as the first signal: a terminal that
+    /// closes may send several, and none cuts short what drains.
+    ///
+    /// # Errors
+    /// If the handler cannot be installed.
+    pub fn with_hangup(mut self) -> std::io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if !ignores_hangup(&status) {
+            self.hangup = Some(signal(SignalKind::hangup())?);
+        }
+        Ok(self)
     }
 
     /// Waits for the next signal; returns its name.
@@ -317,11 +332,34 @@ impl Signals {
     /// # Cancel safety
     /// If another branch of `select!` completes first, no signal is consumed.
     pub async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
-        }
+        let Self {
+            interrupt,
+            terminate,
+            hangup,
+        } = self;
+        let hung_up = async {
+            match hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        let name = tokio::select! {
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+            _ = hung_up => "SIGHUP",
+        };
+        // The handler stays installed.
+        self.hangup = None;
+        name
     }
+}
+
+/// Whether a process with this `/proc/self/status` ignores SIGHUP. An unknown form counts as yes: the system's default stays.
+fn ignores_hangup(status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // SIGHUP is number 1, whose bit is the lowest.
+    ignored.is_none_or(|mask| mask & 1 == 1)
 }
 
 /// A worker's whole `main`: starts the engine, registers it, serves until a signal, drains, cleans up.
@@ -373,7 +411,7 @@ async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
             return if is_refusal(&error) { USAGE_ERROR } else { 1 };
         }
     };
-    let signals = match Signals::install() {
+    let signals = match Signals::install().and_then(Signals::with_hangup) {
         Ok(signals) => signals,
         Err(error) => {
             tracing::error!(%error, "signals cannot be handled");

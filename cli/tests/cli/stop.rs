@@ -109,6 +109,43 @@ async fn a_second_signal_ends_streams_at_once() {
     }
 }
 
+/// A server that has `action` for SIGHUP, whatever these tests were started with.
+async fn with_hangup(action: &str) -> Server {
+    let mut command = Command::new("env");
+    command
+        .args(["-i", &format!("--{action}-signal=HUP")])
+        .arg(env!("CARGO_BIN_EXE_genset"))
+        .args(["run", "in=http", "out=sample", "--http-port", "0"])
+        .args(["--token-delay-ms", "30"])
+        .kill_on_drop(true);
+    Server::spawn(command).await
+}
+
+#[tokio::test]
+async fn a_terminal_that_closes_drains_the_server() {
+    let mut server = with_hangup("default").await;
+    let held = held_open(&server).await;
+    let streams = open_streams(&server, 2, 100).await;
+    server.signal(Signal::HUP);
+    until_draining(&server).await;
+    // It may send several.
+    server.signal(Signal::HUP);
+    drop(held);
+    for stream in read_all(streams).await {
+        assert_eq!(finish_reason(&done_events(&stream)), Some("length"));
+    }
+    assert_eq!(server.exit_code().await, Some(0), "{}", server.log());
+}
+
+#[tokio::test]
+async fn under_nohup_the_terminal_may_close() {
+    let mut server = with_hangup("ignore").await;
+    server.signal(Signal::HUP);
+    server.signal(Signal::TERM);
+    assert_eq!(server.exit_code().await, Some(0), "{}", server.log());
+    assert!(!server.log().contains("SIGHUP"), "{}", server.log());
+}
+
 #[tokio::test]
 async fn sigint_stops_an_idle_server_cleanly() {
     let mut server = Server::start(&[]).await;
