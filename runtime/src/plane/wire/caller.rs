@@ -45,6 +45,9 @@ const LATE_TIME: Duration = Duration::from_secs(1);
 /// The maximum length of a stored error message, which goes to a client and into logs.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
 
+/// The maximum length of the names in a stored error.
+const MAX_NAME_BYTES: usize = 256;
+
 /// Our connection to a serving process.
 pub(super) struct Caller {
     link: Arc<Link>,
@@ -324,6 +327,19 @@ impl Caller {
     }
 }
 
+/// Shortens the texts of a worker's error.
+fn shortened(mut error: WireError) -> WireError {
+    let cut_name = |name| cut(name, MAX_NAME_BYTES);
+    error.message = cut(error.message, MAX_MESSAGE_BYTES);
+    error.details.at = error.details.at.map(|at| match at {
+        At::Request(field) => At::Request(field),
+        At::Setting(name) => At::Setting(cut_name(name)),
+        At::Other(name) => At::Other(cut_name(name)),
+    });
+    error.details.request_id = error.details.request_id.map(cut_name);
+    error
+}
+
 /// The error of a request whose connection ended.
 fn ended_as(kind: ErrorKind, ended: &Ended) -> EngineError {
     // Clients read it; the log has the worker's address.
@@ -341,9 +357,7 @@ impl FrameSink for Arc<Caller> {
             FrameKind::Error => {
                 let error: WireError = decode_payload(&frame.payload)
                     .map_err(|error| Violation(format!("Error: {error}")))?;
-                let message = cut(error.message, MAX_MESSAGE_BYTES);
-                let error = WireError { message, ..error };
-                self.end_stream(frame.stream, Err(error.into()));
+                self.end_stream(frame.stream, Err(shortened(error).into()));
                 Ok(())
             }
             FrameKind::Leaving => {
@@ -522,5 +536,28 @@ impl Stream for Response {
 impl Drop for Response {
     fn drop(&mut self) {
         self.leave(self.ctx.cancel_reason().unwrap_or(CancelReason::Client));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_of_a_workers_error_is_long() {
+        let long = "a".repeat(100_000);
+        let error = EngineError::internal(&long)
+            .with_at(At::other(&long))
+            .with_request_id(&long);
+        let error = shortened(WireError::from(&error));
+        let at = error.details.at.as_ref().map(At::name);
+        let id = error.details.request_id.as_deref();
+        for (text, most) in [
+            (Some(error.message.as_str()), MAX_MESSAGE_BYTES),
+            (at, MAX_NAME_BYTES),
+            (id, MAX_NAME_BYTES),
+        ] {
+            assert_eq!(text.map(str::len), Some(most + "...".len()));
+        }
     }
 }
