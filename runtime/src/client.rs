@@ -516,7 +516,7 @@ impl GenerateClient {
             };
             let looked_full = instance.looks_full();
             let ejections = self.ejections.as_ref();
-            let trial = ejections.and_then(|all| Trial::new(all, &instance, &request));
+            let trial = ejections.map(|all| Trial::new(all, &instance, &request));
             let asked = Instant::now();
             match self
                 .client

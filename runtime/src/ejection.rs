@@ -1,8 +1,10 @@
 //! [`Ejections`]: an instance that fails one request after another, or half of its last 32, gets none for a while. For
-//! [`GenerateClient`], which sees how requests end. Which instances a request passes over, `instances` decides.
+//! [`GenerateClient`], which sees how requests end. Which instances a request passes over, `instances` decides. A worker whose
+//! answers break the contract of streams is named in the log.
 //!
 //! [`GenerateClient`]: crate::GenerateClient
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::{
     EngineError, ErrorKind, FinishReason, GenerateRequest, MetricsRegistry, Output, OutputStream,
+    TokenId, output::Violation,
 };
 
 use crate::instances::Instance;
@@ -107,22 +110,57 @@ pub(crate) struct Trial {
     has_blocks: bool,
     /// Whether the instance gave a part of the answer, and has not failed since.
     has_given: bool,
+    check: AnswerCheck,
+}
+
+/// What can be seen of the contract of streams from outside a worker. Our own workers keep it.
+#[derive(Debug)]
+struct AnswerCheck {
+    vocab_size: u32,
+    given_tokens: u32,
+}
+
+impl AnswerCheck {
+    /// The rule that the next item of the answer breaks.
+    fn broken_by(&mut self, output: &Output) -> Option<Violation> {
+        self.given_tokens = self.given_tokens.saturating_add(output.token_count());
+        let tokens: &[TokenId] = match output {
+            Output::Tokens(chunk) => &chunk.token_ids,
+            Output::Finished(end) => {
+                let is_cancelled = end.reason == FinishReason::Cancelled;
+                if !is_cancelled && end.usage.completion_tokens != self.given_tokens {
+                    return Some(Violation::CompletionTokensMismatch);
+                }
+                &end.last.token_ids
+            }
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => &[],
+        };
+        let is_unknown = |token: &TokenId| *token >= self.vocab_size;
+        let has_unknown = tokens.iter().any(is_unknown);
+        has_unknown.then_some(Violation::TokenOutOfRange)
+    }
 }
 
 impl Trial {
-    /// The trial of a request that goes to `instance`; `None` if its end does not matter.
+    /// The trial of a request that goes to `instance`.
     pub(crate) fn new(
         ejections: &Arc<PoolEjections>,
         instance: &Arc<Instance>,
         request: &GenerateRequest,
-    ) -> Option<Self> {
+    ) -> Self {
         let blocks = request.transfer.as_ref();
-        (ejections.config.after > 0).then(|| Self {
+        let card = instance.record.card.as_ref();
+        let vocab_size = card.and_then(|card| card.vocab_size);
+        Self {
             ejections: Arc::clone(ejections),
             instance: Arc::clone(instance),
             has_blocks: blocks.is_some_and(|blocks| !blocks.is_none()),
             has_given: false,
-        })
+            check: AnswerCheck {
+                vocab_size: vocab_size.map_or(u32::MAX, NonZeroU32::get),
+                given_tokens: 0,
+            },
+        }
     }
 
     /// The same items. The request is judged when they end or are dropped.
@@ -130,10 +168,26 @@ impl Trial {
         // An end without a terminal is a failure, too.
         let items = OutputStream::from_raw(items);
         Box::pin(items.inspect(move |item| match item {
-            Ok(Output::Finished(end)) if end.reason == FinishReason::Cancelled => {}
-            Ok(_) => self.has_given = true,
+            Ok(output) => self.gave(output),
             Err(error) => self.failed(error),
         }))
+    }
+
+    fn gave(&mut self, output: &Output) {
+        if let Some(rule) = self.check.broken_by(output)
+            && let Some(unlogged) = self.ejections.logged.unlogged(rule.name())
+        {
+            tracing::warn!(
+                instance = %self.instance.record.instance,
+                rule = rule.name(),
+                unlogged,
+                "a worker broke the output contract: {}; further answers like this are only counted for a minute",
+                rule.what()
+            );
+        }
+        let is_cancelled =
+            matches!(output, Output::Finished(end) if end.reason == FinishReason::Cancelled);
+        self.has_given |= !is_cancelled;
     }
 
     /// The request failed.
@@ -155,7 +209,8 @@ impl Trial {
             | ErrorKind::DeadlineExceeded
             | ErrorKind::Cancelled => false,
         };
-        if !is_own_fault || error.is_own_shortage() {
+        let never_ejects = self.ejections.config.after == 0;
+        if never_ejects || !is_own_fault || error.is_own_shortage() {
             return;
         }
         let Some(time) = self.instance.failed(&self.ejections.config) else {
@@ -185,7 +240,26 @@ impl Drop for Trial {
 
 #[cfg(test)]
 mod tests {
+    use genset_backend_common::output::Finish;
+
     use super::*;
+
+    #[test]
+    fn wrong_tokens_and_wrong_counts_of_them_are_seen() {
+        let ended = |count| Output::Finished(Box::new(Finish::length().into_finished(1, count)));
+        for (token, count, expected) in [
+            (7_u32, 1, [None, None]),
+            (8, 1, [Some(Violation::TokenOutOfRange), None]),
+            (7, 2, [None, Some(Violation::CompletionTokensMismatch)]),
+        ] {
+            let mut check = AnswerCheck {
+                vocab_size: 8,
+                given_tokens: 0,
+            };
+            let items = [Output::from(token), ended(count)];
+            assert_eq!(items.map(|item| check.broken_by(&item)), expected);
+        }
+    }
 
     #[test]
     fn each_ejection_is_twice_as_long_up_to_a_limit() {
