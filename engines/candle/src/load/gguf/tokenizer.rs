@@ -182,10 +182,9 @@ impl<'a> Vocabulary<'a> {
     /// Whether every prompt begins with `<s>` or its equivalent; the default is that of llama.cpp's `llama-vocab.cpp`.
     fn adds_bos(&self) -> bool {
         let by_default = self.model == "llama"
-            || matches!(
-                self.text("pre"),
-                Some("llama-bpe" | "llama3" | "llama-v3" | "tekken")
-            );
+            || self
+                .text("pre")
+                .is_some_and(|pre| pre == "tekken" || bpe::is_llama3(pre));
         self.flag("add_bos_token").unwrap_or(by_default)
     }
 

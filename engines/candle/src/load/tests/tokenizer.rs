@@ -295,6 +295,14 @@ fn ways_of_splitting_text_are_kept_apart() {
         ("qwen2", vec![0, 1, 4]),
         ("smollm", vec![0, 1, 4]),
         ("tekken", vec![5, 0, 1, 4]),
+        ("falcon3", vec![5, 3]),
+        ("glm4", vec![3]),
+        ("exaone4", vec![3]),
+        ("olmo", vec![3]),
+        ("hunyuan", vec![0, 1, 4]),
+        ("hunyuan-dense", vec![3]),
+        ("qwen35", vec![0, 1, 4]),
+        ("seed-coder", vec![0, 1, 4]),
     ] {
         let tokenizer = tokenizer_of(&split(pre).unwrap());
         assert_eq!(ids(&tokenizer, "123", true), expected, "{pre}");
@@ -331,6 +339,33 @@ fn words_of_phi4_are_split_as_its_tokenizers_do() {
         ("gpt-4o", "BB", vec![1, 1]),
     ] {
         assert_eq!(split(pre, text), expected, "{pre}: {text}");
+    }
+}
+
+#[test]
+fn words_of_newer_families_are_split_as_their_tokenizers_do() {
+    // In byte-level letters 一 (E4 B8 80) is ä¸Ģ, and é (C3 A9) is Ã©.
+    let tokens = ["a", "!", "Ċ", "!Ċ", "Ģa", "ä", "¸", "Ģ", "Ã", "©"];
+    let split = |pre: &str, prompt: &str| {
+        let files = made(vec![
+            ("ggml.model", text("gpt2")),
+            ("ggml.pre", text(pre)),
+            ("ggml.tokens", texts(&tokens)),
+            ("ggml.merges", texts(&["! Ċ", "Ģ a"])),
+        ]);
+        ids(&tokenizer_of(&files.unwrap()), prompt, true)
+    };
+    for (pre, prompt, expected) in [
+        ("qwen2", "!\n", vec![3]),
+        ("seed-coder", "!\n", vec![1, 2]),
+        ("glm4", "一a", vec![5, 6, 4]),
+        ("hunyuan-dense", "一a", vec![5, 6, 7, 0]),
+        // As one letter, with an accent; a wide letter as a usual one.
+        ("seed-coder", "e\u{301}", vec![8, 9]),
+        ("olmo", "e\u{301}", vec![8, 9]),
+        ("exaone4", "\u{ff41}", vec![0]),
+    ] {
+        assert_eq!(split(pre, prompt), expected, "{pre}: {prompt:?}");
     }
 }
 

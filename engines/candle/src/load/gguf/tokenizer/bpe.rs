@@ -16,6 +16,17 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 /// GPT-4o's (`o200k_base`): as the one above, with contractions at the ends of words and digits in groups of three.
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// Qwen 3.5's: as Qwen 2's, with marks as parts of words.
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// That of Seed-Coder and Seed-OSS: as Qwen 2's, but no line ends within a word of signs.
+const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Those of DeepSeek-V3 and Hunyuan, one after another: digits in groups of three, Chinese and Japanese letters, the rest.
+const DEEPSEEK3: [&str; 3] = [
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+];
+
 /// How a vocabulary splits text before it merges.
 struct Splitting {
     normalizer: Json,
@@ -76,11 +87,16 @@ fn byte_level(use_regex: bool) -> Json {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
 }
 
-fn by_pattern(pattern: &str) -> Json {
-    json!({"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
-        byte_level(false),
-    ]})
+/// Splits by each pattern what those before it have left.
+fn by_patterns(patterns: &[&str]) -> Json {
+    let split = |pattern: &&str| {
+        json!({
+            "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false,
+        })
+    };
+    let mut steps: Vec<Json> = patterns.iter().map(split).collect();
+    steps.push(byte_level(false));
+    json!({"type": "Sequence", "pretokenizers": steps})
 }
 
 fn by_digits() -> Json {
@@ -88,18 +104,42 @@ fn by_digits() -> Json {
     json!({"type": "Sequence", "pretokenizers": [digits, byte_level(true)]})
 }
 
+/// Whether a vocabulary splits text as Llama 3's, with `<s>` or its equivalent before every prompt.
+pub(super) fn is_llama3(pre: &str) -> bool {
+    matches!(
+        pre,
+        "llama-bpe"
+            | "llama3"
+            | "llama-v3"
+            | "falcon3"
+            | "falcon-h1"
+            | "pixtral"
+            | "midm-2.0"
+            | "lfm2"
+    )
+}
+
 fn splitting(vocabulary: &Vocabulary<'_>) -> Result<Splitting, LoadError> {
+    let form = |name: &str| json!({"type": name});
     let (normalizer, pre_tokenizer, ignores_merges) = match vocabulary.text("pre") {
         Some("gpt-2" | "gpt2") => (Json::Null, byte_level(true), false),
-        Some("llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe") => {
-            (Json::Null, by_pattern(LLAMA3), true)
+        // OLMoE's.
+        Some("olmo") => (form("NFC"), byte_level(true), false),
+        Some("exaone4") => (form("NFKC"), byte_level(true), false),
+        Some(pre) if pre == "smaug-bpe" || is_llama3(pre) => {
+            (Json::Null, by_patterns(&[LLAMA3]), true)
         }
-        // Phi-4's: the pattern of Llama 3, but words that are tokens are merged too.
-        Some("dbrx") => (Json::Null, by_pattern(LLAMA3), false),
+        // Phi-4's and GLM-4's: the pattern of Llama 3, but words that are tokens are merged too.
+        Some("dbrx" | "glm4" | "chatglm-bpe") => (Json::Null, by_patterns(&[LLAMA3]), false),
         // Phi-4-mini's.
-        Some("gpt-4o") => (Json::Null, by_pattern(GPT_4O), false),
-        Some("qwen2" | "deepseek-r1-qwen") => (json!({"type": "NFC"}), by_pattern(QWEN2), false),
-        Some("tekken") => (Json::Null, by_pattern(TEKKEN), true),
+        Some("gpt-4o") => (Json::Null, by_patterns(&[GPT_4O]), false),
+        Some("qwen2" | "deepseek-r1-qwen" | "hunyuan" | "megrez" | "kormo") => {
+            (form("NFC"), by_patterns(&[QWEN2]), false)
+        }
+        Some("qwen35") => (form("NFC"), by_patterns(&[QWEN35]), false),
+        Some("seed-coder") => (form("NFC"), by_patterns(&[SEED]), false),
+        Some("deepseek-v3" | "hunyuan-dense") => (Json::Null, by_patterns(&DEEPSEEK3), false),
+        Some("tekken") => (Json::Null, by_patterns(&[TEKKEN]), true),
         Some("smollm" | "starcoder" | "refact" | "command-r") => (Json::Null, by_digits(), false),
         other => {
             let problem = format!(
