@@ -363,6 +363,7 @@ fn words_of_newer_families_are_split_as_their_tokenizers_do() {
         // As one letter, with an accent; a wide letter as a usual one.
         ("seed-coder", "e\u{301}", vec![8, 9]),
         ("olmo", "e\u{301}", vec![8, 9]),
+        ("command-r", "e\u{301}", vec![8, 9]),
         ("exaone4", "\u{ff41}", vec![0]),
     ] {
         assert_eq!(split(pre, prompt), expected, "{pre}: {prompt:?}");

@@ -140,7 +140,8 @@ fn splitting(vocabulary: &Vocabulary<'_>) -> Result<Splitting, LoadError> {
         Some("seed-coder") => (form("NFC"), by_patterns(&[SEED]), false),
         Some("deepseek-v3" | "hunyuan-dense") => (Json::Null, by_patterns(&DEEPSEEK3), false),
         Some("tekken") => (Json::Null, by_patterns(&[TEKKEN]), true),
-        Some("smollm" | "starcoder" | "refact" | "command-r") => (Json::Null, by_digits(), false),
+        Some("smollm" | "starcoder" | "refact") => (Json::Null, by_digits(), false),
+        Some("command-r") => (form("NFC"), by_digits(), false),
         other => {
             let problem = format!(
                 "how its tokenizer splits text (tokenizer.ggml.pre = {}) is not known",
