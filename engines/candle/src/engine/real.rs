@@ -16,7 +16,7 @@ use genset_scheduler::Limits;
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::limits::limits;
+use self::limits::{limits, logit_rows};
 use self::process::set_activation_bits;
 pub(crate) use self::process::{set_isa, set_threads};
 use self::speculation::OpenSpeculation;
@@ -247,7 +247,8 @@ impl RealLoader {
             Some(other) => memory.beside(other),
             None => memory,
         };
-        let rows = limits.max_num_seqs.min(step_tokens);
+        let drafts = speculation.map_or(0, |it| it.num_tokens);
+        let rows = logit_rows(limits, drafts, step_tokens);
         let memory = memory.with_logits(rows, open.config.vocab_size);
         let available = available_memory(&options.device);
         let size = kv_cache_size(&open.config, &wanted, &memory, available)?;

@@ -25,6 +25,12 @@ pub(super) fn limits(args: &CandleArgs, is_cpu: bool) -> Result<Limits, EngineEr
     Ok(limits)
 }
 
+/// The most rows of logits in a step of at most `step_tokens`: one of each sequence, and one behind each of its drafts.
+pub(super) fn logit_rows(limits: &Limits, drafts: usize, step_tokens: usize) -> usize {
+    let rows = limits.max_num_seqs.saturating_mul(drafts.saturating_add(1));
+    rows.min(step_tokens)
+}
+
 fn refused(error: LimitsError) -> EngineError {
     match error {
         LimitsError::Zero(name) => {
@@ -81,5 +87,11 @@ mod tests {
             ..args()
         };
         assert_eq!(flag(&nobody_waits).as_deref(), Some("--max-waiting"));
+    }
+    #[test]
+    fn each_draft_has_its_logits() {
+        let limits = limits(&CandleArgs::default(), false).unwrap();
+        let rows = |drafts| logit_rows(&limits, drafts, 4096);
+        assert_eq!([0, 4, 32].map(rows), [256, 1280, 4096]);
     }
 }

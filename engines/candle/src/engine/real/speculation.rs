@@ -19,7 +19,8 @@ const DRAFT_MODEL: &str = "--draft-model";
 /// Speculation whose draft model, if there is one, is opened but not loaded.
 #[derive(Debug)]
 pub(super) struct OpenSpeculation {
-    num_tokens: usize,
+    /// The most drafts per sequence and step.
+    pub(super) num_tokens: usize,
     draft_model: Option<OpenModel>,
 }
 
