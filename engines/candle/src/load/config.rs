@@ -117,7 +117,7 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     let raw: Raw = serde_json::from_value(value).map_err(|error| LoadError::broken(path, error))?;
     let source = Source { path, family, raw };
     let config = source.config()?;
-    check(path, &config)?;
+    check(path, &config, source.norm_eps().0)?;
     Ok(Checkout {
         packed: source.packed()?,
         config,
@@ -161,13 +161,6 @@ impl Source<'_> {
         let facts = family.facts();
         let is_cohere = family == Family::Cohere2;
         let is_starcoder = family == Family::Starcoder2;
-        let eps = if is_cohere {
-            raw.layer_norm_eps
-        } else if is_starcoder {
-            raw.norm_epsilon
-        } else {
-            raw.rms_norm_eps
-        };
         let head_dim = self.head_dim();
         let rope = self.rope()?;
         let (qkv_bias, output_bias, mlp_bias) = if family == Family::Ernie45 || is_starcoder {
@@ -204,7 +197,7 @@ impl Source<'_> {
             } else {
                 NormKind::RootMeanSquare
             },
-            norm_eps: eps.unwrap_or(facts.rms_norm_eps),
+            norm_eps: self.norm_eps().1.unwrap_or(facts.rms_norm_eps),
             norm_weight_offset: if family.is_gemma() { 1.0 } else { 0.0 },
             query_key_norm: facts.query_key_norm,
             block_norms: facts.block_norms,
@@ -240,6 +233,17 @@ impl Source<'_> {
             },
             is_tied: raw.tie_word_embeddings.unwrap_or(facts.is_tied),
         })
+    }
+
+    /// The key of the norms' epsilon, and what it has.
+    fn norm_eps(&self) -> (&'static str, Option<f64>) {
+        if self.family == Family::Cohere2 {
+            ("layer_norm_eps", self.raw.layer_norm_eps)
+        } else if self.family == Family::Starcoder2 {
+            ("norm_epsilon", self.raw.norm_epsilon)
+        } else {
+            ("rms_norm_eps", self.raw.rms_norm_eps)
+        }
     }
 
     /// A factor that only Granite has.
@@ -359,11 +363,12 @@ impl Source<'_> {
     }
 }
 
-/// Rejects impossible sizes, so that later code does not divide by zero or allocate without limit.
+/// Rejects impossible sizes, so that later code does not divide by zero or allocate without limit. `eps` is the file's key of the
+/// norms' epsilon.
 ///
 /// # Errors
 /// Names the invalid size.
-pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> {
+pub(crate) fn check(path: &Path, config: &ModelConfig, eps: &str) -> Result<(), LoadError> {
     let bad = |field: &str, problem: String| Err(LoadError::bad_config(path, field, problem));
     let sizes = [
         ("vocabulary size", config.vocab_size, 1 << 22),
@@ -415,7 +420,7 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
         }
     }
     if !(f64::MIN_POSITIVE..1.0).contains(&config.norm_eps) {
-        return bad("rms_norm_eps", format!("is {}", config.norm_eps));
+        return bad(eps, format!("is {}", config.norm_eps));
     }
     let thetas = [Some(config.rope.theta), config.rope.window_theta];
     if thetas

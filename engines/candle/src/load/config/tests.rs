@@ -566,6 +566,14 @@ fn sizes_that_cannot_be_are_refused() {
             "head size: is 1000000000000000000;",
         ),
         (json!({"rms_norm_eps": 0.0}), "rms_norm_eps"),
+        (
+            json!({"architectures": ["Cohere2ForCausalLM"], "layer_norm_eps": 0.0}),
+            "layer_norm_eps",
+        ),
+        (
+            json!({"architectures": ["Starcoder2ForCausalLM"], "norm_epsilon": 0.0}),
+            "norm_epsilon",
+        ),
         (json!({"vocab_size": -1}), "vocab_size"),
         (json!({"vocab_size": null}), "vocab_size"),
         (json!({"rope_theta": 0.0}), "rope_theta"),

@@ -279,7 +279,7 @@ pub(crate) fn read(
         },
         is_tied: !metadata.has("output.weight"),
     };
-    config::check(metadata.path, &config)?;
+    config::check(metadata.path, &config, &metadata.key(eps))?;
     Ok(config)
 }
 
