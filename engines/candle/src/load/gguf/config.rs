@@ -219,7 +219,7 @@ pub(crate) fn read(
     let config = ModelConfig {
         vocab_size: vocab_size(metadata)?,
         hidden_size,
-        intermediate_size: intermediate_size(metadata, experts.is_some())?,
+        intermediate_size: intermediate_size(metadata, experts)?,
         num_layers,
         num_heads,
         num_kv_heads: metadata

@@ -3,7 +3,9 @@
 use candle_core::Tensor;
 use proptest::prelude::*;
 
-use super::write::{Entry, GgmlDType, QTensor, encode, f32s, i32s, text, texts, write_gguf};
+use super::write::{
+    Entry, GgmlDType, QTensor, encode, entries, f32s, i32s, tensors, text, texts, write_gguf,
+};
 use super::*;
 use crate::load::gguf::header::{Header, Value};
 
@@ -168,6 +170,22 @@ fn variants_that_would_be_computed_wrongly_are_refused() {
     assert_variant("llama", "embedding_length", text("x"), expected);
     let expected = "embedding_length: missing";
     assert_variant("llama", "attention.head_count", i32s(&[4, 8]), expected);
+}
+
+#[test]
+fn without_the_width_of_an_expert_qwen2_moe_has_that_of_a_tokens_experts() {
+    let model = OpenModel::open(&reference("qwen2-moe")).unwrap();
+    let width = model.config.intermediate_size;
+    let of_token = width * model.config.experts.unwrap().per_token;
+    let mut all = entries(&model);
+    all.retain(|(key, _)| !key.ends_with(".expert_feed_forward_length"));
+    for (key, value) in &mut all {
+        if key == "qwen2moe.feed_forward_length" {
+            *value = Entry::U32(u32::try_from(of_token).unwrap());
+        }
+    }
+    let file = opened(&encode(&all, &tensors(&model, GgmlDType::F32))).unwrap();
+    assert_eq!(file.config.intermediate_size, width);
 }
 
 #[test]

@@ -49,15 +49,18 @@ pub(super) fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadErr
 /// The width inside the feed-forward block, or inside one expert.
 pub(super) fn intermediate_size(
     metadata: Metadata<'_>,
-    has_experts: bool,
+    experts: Option<Experts>,
 ) -> Result<usize, LoadError> {
-    let of_experts = if has_experts {
-        metadata.size("expert_feed_forward_length")?
-    } else {
-        None
+    let whole = || metadata.required_size("feed_forward_length");
+    let Some(experts) = experts else {
+        return whole();
     };
-    match of_experts {
+    match metadata.size("expert_feed_forward_length")? {
         Some(size) => Ok(size),
-        None => metadata.required_size("feed_forward_length"),
+        // In older files of these, the width of all experts of a token, as llama.cpp reads it.
+        None if matches!(metadata.architecture, "qwen2moe" | "qwen3moe") => {
+            Ok(whole()? / experts.per_token.max(1))
+        }
+        None => whole(),
     }
 }
