@@ -1,23 +1,33 @@
 //! Numbers of a JSON schema that llguidance would change, or overflow on: it reads each as an f64, makes a 64-bit integer of
 //! it and negates that, without a check. For [`compile`](super::compile).
 
-use serde_json::{Number, Value};
+use serde_json::{Map, Number, Value};
 
 /// 2^63: every 64-bit integer is smaller.
 const BEYOND: f64 = 9_223_372_036_854_775_808.0;
+/// The largest f64 below 2^63.
+const GREATEST: i64 = 9_223_372_036_854_774_784;
 /// The least bound that is negated without an overflow: the number after -2^63 that an f64 holds.
-const LEAST: i64 = -9_223_372_036_854_774_784;
+const LEAST: i64 = -GREATEST;
+/// The least number of 19 digits. Of those at least as far from zero, llguidance takes only ranges that end.
+const NINETEEN_DIGITS: f64 = 1e18;
 
-/// Raises lower bounds of -2^63 and less to [`LEAST`]. llguidance itself lowers upper bounds of 2^63 and more.
+const LOWER: [&str; 2] = ["minimum", "exclusiveMinimum"];
+const UPPER: [&str; 2] = ["maximum", "exclusiveMaximum"];
+
+/// Moves bounds to where llguidance takes them.
 ///
 /// # Errors
-/// A bound that leaves no 64-bit integer, or an integer of a `const` or `enum` that no f64 holds: llguidance would take
-/// another in its place.
+/// Bounds that leave no number between -2^63 and 2^63, or an integer of a `const` or `enum` that no f64 holds: llguidance
+/// would take another in its place.
 pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
     let mut open = vec![(schema, false)];
     while let Some((value, is_names)) = open.pop() {
         match value {
             Value::Object(entries) => {
+                if !is_names {
+                    fit_bounds(entries)?;
+                }
                 for (key, value) in entries {
                     match key.as_str() {
                         _ if is_names => open.push((value, false)),
@@ -26,17 +36,6 @@ pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
                         "default" | "examples" => {}
                         "properties" | "patternProperties" | "$defs" | "definitions" => {
                             open.push((value, true));
-                        }
-                        "minimum" | "exclusiveMinimum" => {
-                            let bound = value.as_f64().unwrap_or_default();
-                            check(key, bound < BEYOND)?;
-                            if bound <= -BEYOND {
-                                *value = LEAST.into();
-                            }
-                        }
-                        "maximum" | "exclusiveMaximum" => {
-                            let bound = value.as_f64().unwrap_or_default();
-                            check(key, bound > -BEYOND)?;
                         }
                         _ => open.push((value, false)),
                     }
@@ -49,11 +48,60 @@ pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-fn check(keyword: &str, is_within: bool) -> Result<(), String> {
-    if !is_within {
-        return Err(format!("'{keyword}' leaves no integer of 64 bits"));
+/// Moves the bounds of one schema between -2^63 and 2^63. llguidance itself lowers upper bounds of integers.
+fn fit_bounds(entries: &mut Map<String, Value>) -> Result<(), String> {
+    let is_a = |name: &str| match entries.get("type") {
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == name),
+        Some(kind) => kind == name,
+        None => false,
+    };
+    let is_integer = is_a("integer") && !is_a("number");
+    let (mut is_high, mut is_low) = (false, false);
+    for key in LOWER {
+        let Some((value, bound)) = number(entries, key) else {
+            continue;
+        };
+        // llguidance makes the largest integer of 2^63.
+        let is_largest = is_integer && key == "minimum" && value.is_i64();
+        if bound >= BEYOND && !is_largest {
+            return Err(beyond(key, value));
+        }
+        if bound <= -BEYOND {
+            *value = LEAST.into();
+        }
+        is_high |= bound >= NINETEEN_DIGITS;
+    }
+    for key in UPPER {
+        let Some((value, bound)) = number(entries, key) else {
+            continue;
+        };
+        if bound <= -BEYOND {
+            return Err(beyond(key, value));
+        }
+        if bound >= BEYOND && !is_integer {
+            *value = GREATEST.into();
+        }
+        is_low |= bound <= -NINETEEN_DIGITS;
+    }
+    if is_high && UPPER.iter().all(|key| number(entries, key).is_none()) {
+        let most = if is_integer { i64::MAX } else { GREATEST };
+        entries.insert("maximum".into(), most.into());
+    }
+    if is_low && LOWER.iter().all(|key| number(entries, key).is_none()) {
+        entries.insert("minimum".into(), LEAST.into());
     }
     Ok(())
+}
+
+/// A bound that is a number; in draft 4 `exclusiveMinimum` is true or false.
+fn number<'a>(entries: &'a mut Map<String, Value>, key: &str) -> Option<(&'a mut Value, f64)> {
+    let value = entries.get_mut(key)?;
+    let number = value.as_f64()?;
+    Some((value, number))
+}
+
+fn beyond(key: &str, value: &Value) -> String {
+    format!("'{key}' is {value}, but numbers with bounds lie between -2^63 and 2^63")
 }
 
 fn check_values(keyword: &str, value: &Value) -> Result<(), String> {

@@ -196,28 +196,40 @@ fn json_parses_and_validates() {
 
 /// llguidance makes 64-bit integers of bounds, and negates them.
 #[test]
-fn integers_of_64_bits_are_within_their_bounds() {
-    let integer = |bounds: Value| {
+fn numbers_of_64_bits_are_within_their_bounds() {
+    let within = |bounds: Value| {
         // The definition's name is no keyword.
         let definitions = json!({"minimum": bounds});
         GuidedDecoding::JsonSchema(json!({"$ref": "#/$defs/minimum", "$defs": definitions}))
     };
     let is_i64 = |text: &str| text.trim().parse::<i64>().is_ok();
     let any = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
-    walks(&integer(any), 25, is_i64);
+    walks(&within(any), 25, is_i64);
     let negative = json!({"type": "integer", "minimum": -1e30, "maximum": -1});
-    walks(&integer(negative), 25, |text| {
+    walks(&within(negative), 25, |text| {
         is_i64(text) && text.trim().starts_with('-')
     });
+    let largest = json!({"type": "integer", "minimum": i64::MAX});
+    walks(&within(largest), 25, |text| {
+        text.trim().parse::<i64>().is_ok_and(|it| it == i64::MAX)
+    });
+    let many = json!({"type": "integer", "minimum": 1e18});
+    walks(&within(many), 25, |text| {
+        is_i64(text) && text.trim().len() == 19
+    });
+    let few = json!({"type": "number", "maximum": -1e18});
+    walks(&within(few), 25, |text| {
+        text.trim().parse::<f64>().is_ok_and(|it| it <= -1e18)
+    });
+    let wide = json!({"type": "number", "minimum": -1e30, "maximum": 1e30});
+    tiny_chat().compile(&within(wide)).unwrap();
     for beyond in [
         json!({"type": "integer", "minimum": 1e30, "maximum": 1e31}),
+        json!({"type": "number", "minimum": i64::MAX}),
         json!({"type": "integer", "exclusiveMaximum": i64::MIN}),
     ] {
-        let problem = refusal(&tiny_chat(), &integer(beyond));
-        assert!(
-            problem.contains("leaves no integer of 64 bits"),
-            "{problem}"
-        );
+        let problem = refusal(&tiny_chat(), &within(beyond));
+        assert!(problem.contains("lie between -2^63 and 2^63"), "{problem}");
     }
     // A value is no schema.
     let mut constant = json!({"const": {"minimum": -1e30, "maximum": -1e30}});
