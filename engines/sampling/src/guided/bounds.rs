@@ -18,8 +18,8 @@ const UPPER: [&str; 2] = ["maximum", "exclusiveMaximum"];
 /// Moves bounds to where llguidance takes them.
 ///
 /// # Errors
-/// Bounds that leave no number between -2^63 and 2^63, or an integer of a `const` or `enum` that no f64 holds: llguidance
-/// would take another in its place.
+/// Bounds that leave no number between -2^63 and 2^63, a `multipleOf` of more than 32 bits, or an integer of a `const` or `enum`
+/// that no f64 holds: llguidance would take another in its place.
 pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
     let mut open = vec![(schema, false)];
     while let Some((value, is_names)) = open.pop() {
@@ -33,6 +33,7 @@ pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
                         _ if is_names => open.push((value, false)),
                         // Values, not schemas.
                         "const" | "enum" => check_values(key, value)?,
+                        "multipleOf" => check_step(value)?,
                         "default" | "examples" => {}
                         "properties" | "patternProperties" | "$defs" | "definitions" => {
                             open.push((value, true));
@@ -102,6 +103,22 @@ fn number<'a>(entries: &'a mut Map<String, Value>, key: &str) -> Option<(&'a mut
 
 fn beyond(key: &str, value: &Value) -> String {
     format!("'{key}' is {value}, but numbers with bounds lie between -2^63 and 2^63")
+}
+
+/// llguidance computes the remainder after each digit in 32 bits: ten times the last one, and the digit in units of the step's
+/// last decimal place.
+fn check_step(value: &Value) -> Result<(), String> {
+    let (mut step, mut one) = (value.as_f64().unwrap_or_default().abs(), 1.0);
+    while step.fract() != 0.0 {
+        step *= 10.0;
+        one *= 10.0;
+    }
+    if step * 10.0 + one * 9.0 > f64::from(u32::MAX) {
+        return Err(format!(
+            "'multipleOf' is {value}, whose digits do not fit 32 bits"
+        ));
+    }
+    Ok(())
 }
 
 fn check_values(keyword: &str, value: &Value) -> Result<(), String> {

@@ -238,6 +238,21 @@ fn numbers_of_64_bits_are_within_their_bounds() {
     assert_eq!(constant, before);
 }
 
+/// llguidance computes remainders in 32 bits.
+#[test]
+fn a_step_has_32_bits() {
+    let of = |step: Value| {
+        GuidedDecoding::JsonSchema(json!({"type": "number", "minimum": 1, "multipleOf": step}))
+    };
+    for step in [json!(2_147_483_648_u32), json!(1e-9)] {
+        let problem = refusal(&tiny_chat(), &of(step));
+        assert!(problem.contains("do not fit 32 bits"), "{problem}");
+    }
+    for step in [json!(5), json!(0.125)] {
+        tiny_chat().compile(&of(step)).unwrap();
+    }
+}
+
 /// llguidance makes an f64 of each number.
 #[test]
 fn an_integer_that_no_f64_holds_is_no_constant() {
