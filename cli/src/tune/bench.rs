@@ -1,12 +1,14 @@
 //! [`Bench`]: measures a model with some flags, in a process of its own.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use genset_backend_common::EngineError;
 use genset_runtime::layers::flag;
 use tokio::process::Command;
 use tokio::runtime::Runtime;
+use tokio::signal::unix::SignalKind;
 use tokio_util::sync::CancellationToken;
 
 use super::{KV_MEMORY, TuneArgs};
@@ -77,8 +79,7 @@ impl Bench<'_> {
                 ended = trial.wait_with_output() => ended.map_err(|error| Ended::Failed(failed(&error))),
             }
         })?;
-        // Ctrl-C at a terminal goes to both processes.
-        if ended.status.code() == Some(CUT.into()) {
+        if is_cut(ended.status) {
             return Err(Ended::Cut);
         }
         if !ended.status.success() {
@@ -94,5 +95,26 @@ impl Bench<'_> {
             });
         }
         serde_json::from_slice(&ended.stdout).map_err(|error| failed(&error).into())
+    }
+}
+
+/// Whether Ctrl-C ended a trial: at a terminal it goes to both processes, and perhaps before the trial listens.
+fn is_cut(trial: ExitStatus) -> bool {
+    let by_signal = trial.signal() == Some(SignalKind::interrupt().as_raw_value());
+    by_signal || trial.code() == Some(CUT.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ctrl_c_cuts_a_trial_that_listens_and_one_that_does_not_yet() {
+        // As the system encodes them: a signal, or an exit code in the second byte.
+        let ended = |status| is_cut(ExitStatus::from_raw(status));
+        assert!(ended(SignalKind::interrupt().as_raw_value()));
+        assert!(ended(i32::from(CUT) << 8));
+        assert!(!ended(SignalKind::terminate().as_raw_value()));
+        assert!(!ended(0) && !ended(1 << 8));
     }
 }
