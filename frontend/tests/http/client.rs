@@ -304,13 +304,18 @@ impl Client {
         self.response_to("POST").await.expect("an answer")
     }
 
-    /// Reads the data of the next event of a streamed answer whose head was read; `None` at the end.
+    /// Reads the data of the next event of a streamed answer whose head was read; `None` at the end. Comments are skipped: on a
+    /// busy machine a stream may be silent for long.
     pub(crate) async fn event(&mut self) -> Option<String> {
         loop {
             if let Some((event, rest)) = self.events.split_once("\n\n") {
-                let event = event.strip_prefix("data: ").expect("an event").to_owned();
+                let event = event.to_owned();
                 self.events = rest.to_owned();
-                return Some(event);
+                if event.starts_with(':') {
+                    continue;
+                }
+                let data = event.strip_prefix("data: ").expect("an event");
+                return Some(data.to_owned());
             }
             let piece = self.piece().await?;
             self.events += &String::from_utf8(piece).expect("an event is UTF-8");

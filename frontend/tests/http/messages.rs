@@ -410,7 +410,7 @@ async fn bad_requests_name_the_field_as_this_api_calls_it() {
         ("system[0].type", json!({"system": [{"type": "image"}]})),
         ("stop_sequences", json!({"stop_sequences": "a"})),
         ("stop_sequences", json!({"stop_sequences": [""]})),
-        ("stop_sequences", json!({"stop_sequences": vec!["a"; 17]})),
+        ("stop_sequences", json!({"stop_sequences": vec!["a"; 33]})),
         ("temperature", json!({"temperature": "hot"})),
         ("top_k", json!({"top_k": -2})),
         ("stream", json!({"stream": 1})),
