@@ -380,8 +380,6 @@ fn what_is_wrong_in_a_custom_tool_is_named() {
     let custom = |fields: Value| json!({"type": "custom", "custom": fields});
     let tool = custom(json!({"name": "f", "format": {"type": "text"}}));
     let function = json!({"type": "function", "function": {"name": "f"}});
-    let grammar =
-        json!({"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}});
     let call = |fields: Value| {
         let calls = json!([{"id": "a", "type": "custom", "custom": fields}]);
         json!({"messages": [{"role": "assistant", "tool_calls": calls}]})
@@ -391,7 +389,7 @@ fn what_is_wrong_in_a_custom_tool_is_named() {
     assert_eq!(request.tools.choice, ToolChoice::Named("f".into()));
     assert_refused([
         (
-            json!({"tools": [custom(json!({"name": "f", "format": grammar}))]}),
+            json!({"tools": [custom(json!({"name": "f", "format": {"type": "json"}}))]}),
             "tools[0].custom.format.type",
         ),
         (
