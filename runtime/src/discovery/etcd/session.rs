@@ -244,10 +244,10 @@ fn u32_of(tries: usize) -> u32 {
 
 /// How etcd refuses a token that is older than the last change of a user or a role, whosever. A new client, with a new token,
 /// is not refused. etcd's own client tells it by the same text.
-const OLD_TOKEN: &str = "revision of auth store is old";
+const OLD_TOKEN: &str = "etcdserver: revision of auth store is old";
 
 /// How etcd refuses a request without a token, as of a client from before etcd required credentials.
-const NO_TOKEN: &str = "user name is empty";
+const NO_TOKEN: &str = "etcdserver: user name is empty";
 
 /// How etcd refuses to store anything once its database has reached its quota.
 const NO_SPACE: &str = "database space exceeded";
@@ -272,7 +272,11 @@ fn mend(problem: &str) -> &'static str {
 
 /// An answer from etcd that retrying, there or on another endpoint, would not change.
 fn definitive(what: &str, status: &Status, has_credentials: bool) -> Option<Failure> {
-    let says = |text: &str| status.message().contains(text);
+    let needs_token = match status.message() {
+        OLD_TOKEN => true,
+        NO_TOKEN => has_credentials,
+        _ => false,
+    };
     let refused = |problem: &str| {
         let message = format!(
             "discovery: etcd refuses {what}: {}; {problem}",
@@ -287,7 +291,7 @@ fn definitive(what: &str, status: &Status, has_credentials: bool) -> Option<Fail
     )]
     match status.code() {
         Code::NotFound => Some(Failure::NotFound),
-        Code::InvalidArgument if says(OLD_TOKEN) || (has_credentials && says(NO_TOKEN)) => None,
+        Code::InvalidArgument if needs_token => None,
         Code::PermissionDenied => refused("grant the user a role that may read and write it"),
         Code::InvalidArgument => refused("check etcd.credentials and the size of the entry"),
         _ => None,
@@ -336,12 +340,12 @@ mod tests {
     #[test]
     fn a_request_is_sent_again_if_a_new_token_helps() {
         let is_definitive = |message: &str, has_credentials| {
-            let status = Status::invalid_argument(format!("etcdserver: {message}"));
+            let status = Status::invalid_argument(message);
             definitive("putting a", &status, has_credentials).is_some()
         };
         for has_credentials in [true, false] {
             assert!(!is_definitive(OLD_TOKEN, has_credentials));
-            assert!(is_definitive("request is too large", has_credentials));
+            assert!(is_definitive("etcdserver: request is too large", has_credentials));
             assert_eq!(is_definitive(NO_TOKEN, has_credentials), !has_credentials);
         }
     }
