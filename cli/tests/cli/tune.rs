@@ -39,7 +39,7 @@ async fn flags_are_found_and_are_flags() {
 #[tokio::test]
 async fn a_model_that_is_none_and_a_request_that_is_too_long_are_told() {
     let ended = run(&["tune", "/no/such.gguf"]).await;
-    ended.fails(2, "error: MODEL: /no/such.gguf");
+    ended.fails(2, "error: MODEL: cannot read /no/such.gguf");
     assert!(!ended.stderr.contains("cannot be measured"), "{ended:?}");
     // A request cannot have more tokens than the model's context, so the KV cache is not sized for them.
     let model = tiny_chat().join("tiny-chat-q8_0.gguf");
