@@ -345,7 +345,10 @@ mod tests {
         };
         for has_credentials in [true, false] {
             assert!(!is_definitive(OLD_TOKEN, has_credentials));
-            assert!(is_definitive("etcdserver: request is too large", has_credentials));
+            assert!(is_definitive(
+                "etcdserver: request is too large",
+                has_credentials
+            ));
             assert_eq!(is_definitive(NO_TOKEN, has_credentials), !has_credentials);
         }
     }
