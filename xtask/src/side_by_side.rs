@@ -11,6 +11,7 @@
 //! time limit of their own.
 
 use std::collections::VecDeque;
+use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,8 +21,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 
-use crate::process::wait_within;
-use crate::stopwatch::Stopwatch;
+use crate::process::{Ended, wait_within};
+use crate::stopwatch::{Stopwatch, shown};
 
 /// A program to run.
 #[derive(Debug)]
@@ -48,11 +49,24 @@ pub(crate) struct Jobs {
     pub(crate) others: Vec<Job>,
 }
 
-/// A program that succeeded, and how long it took.
+/// A program that succeeded, how long it took, and how long it computed on all cores together.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) name: String,
     pub(crate) took: String,
+    pub(crate) computed: Duration,
+}
+
+impl Display for Done {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            took,
+            computed,
+        } = self;
+        let computed = shown(*computed);
+        write!(f, "{took:>14}  {computed:>14}  {name}")
+    }
 }
 
 /// The outcome of a run.
@@ -65,10 +79,9 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// A line for each program with its time, then the warnings.
+    /// A line for each program with its times, then the warnings.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> + '_ {
-        let times = self.done.iter();
-        let times = times.map(|done| format!("{:>14}    {}", done.took, done.name));
+        let times = self.done.iter().map(Done::to_string);
         times.chain(self.warnings())
     }
 
@@ -186,11 +199,16 @@ fn perform(job: &mut Job, logs: &Path, ending: &str) -> anyhow::Result<Done> {
     let name = job.name.clone();
     let ended = job.command.spawn();
     let ended = ended.and_then(|mut program| wait_within(&mut program, LIMIT));
-    let status = ended.with_context(|| format!("cannot run {name}"))?;
+    let Ended { status, computed } = ended.with_context(|| format!("cannot run {name}"))?;
     let took = watch.to_string();
     if status.is_some_and(|status| status.success()) {
-        eprintln!("{took:>14}  {name}");
-        return Ok(Done { name, took });
+        let done = Done {
+            name,
+            took,
+            computed,
+        };
+        eprintln!("{done}");
+        return Ok(done);
     }
     let written = fs::read(&log).unwrap_or_default();
     let written = String::from_utf8_lossy(&written);

@@ -5,9 +5,9 @@
 )]
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A running clock. Displays the time since its start, as `12.3 s` or `3 min 07 s`.
+/// A running clock. Displays the time since its start, as [`shown`].
 #[derive(Debug)]
 pub(crate) struct Stopwatch(Instant);
 
@@ -19,12 +19,16 @@ impl Stopwatch {
 
 impl fmt::Display for Stopwatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let elapsed = self.0.elapsed();
-        let (minutes, seconds) = (elapsed.as_secs() / 60, elapsed.as_secs() % 60);
-        if minutes == 0 {
-            write!(f, "{:.1} s", elapsed.as_secs_f64())
-        } else {
-            write!(f, "{minutes} min {seconds:02} s")
-        }
+        f.write_str(&shown(self.0.elapsed()))
+    }
+}
+
+/// A time as `12.3 s` or `3 min 07 s`.
+pub(crate) fn shown(time: Duration) -> String {
+    let (minutes, seconds) = (time.as_secs() / 60, time.as_secs() % 60);
+    if minutes == 0 {
+        format!("{:.1} s", time.as_secs_f64())
+    } else {
+        format!("{minutes} min {seconds:02} s")
     }
 }

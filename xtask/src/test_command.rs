@@ -437,7 +437,7 @@ fn timed<T>(
     })?;
     let took = watch.to_string();
     eprintln!("<== {headline}: ok, {took}");
-    Ok((format!("{took:>14}  {name}"), done))
+    Ok((format!("{took:>14}  {:>14}  {name}", ""), done))
 }
 
 #[cfg(test)]
