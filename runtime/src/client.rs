@@ -283,10 +283,11 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 ///
 /// It skips instances that look full: they refused a request a moment ago, or their published load says so. When all look full,
 /// it asks those most likely to have room, until 16 of them have refused the request and the others refused one less than 100 ms
-/// ago or say that they are full, and in any case until 64 have. When all are gone or draining, it waits a second for another to
-/// appear, or [not at all](Self::without_wait). It may also [pass over](Self::with_ejections) instances that fail one request after
-/// another, or half of their last 32. It stops trying when the request has lost more instances than its context
-/// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].
+/// ago or say that they are full. In no case does it ask more than 64 that are full, such as where nothing is known of them. When
+/// all are gone or draining, it waits a second for another to appear, or [not at all](Self::without_wait). It may also
+/// [pass over](Self::with_ejections) instances that fail one request after another, or half of their last 32. It stops trying when
+/// the request has lost more instances than its context [allows](RequestContext::with_loss_limit), by default
+/// [`DEFAULT_MIGRATION_LIMIT`].
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -549,7 +550,7 @@ impl GenerateClient {
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
                     tried.instances.push(instance.record.instance);
                     if is_full(&error) {
-                        tried.has_full = true;
+                        tried.full += 1;
                         tried.refusals += usize::from(looked_full);
                     }
                     // If one instance is only full, neither are all gone nor is the adapter unknown: the request may wait.

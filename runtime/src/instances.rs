@@ -26,8 +26,9 @@ const FULL_TIME: Duration = Duration::from_millis(100);
 /// [`FULL_TIME`].
 const MOST_REFUSALS: usize = 16;
 
-/// The number of refusals after which it goes to none of these either: they are asked one after another.
-const MOST_OLD_REFUSALS: usize = 64;
+/// The number of full instances after which it goes to no other, not even to one of which nothing is known: they are asked one
+/// after another.
+const MOST_FULL: usize = 64;
 
 /// The number of failures among the last 32 requests of an instance after which it is ejected, although it answered others.
 const OFTEN: u32 = 16;
@@ -378,8 +379,8 @@ pub(crate) struct Tried {
     pub(crate) instances: Vec<InstanceId>,
     /// How many of them looked full and refused.
     pub(crate) refusals: usize,
-    /// Whether one of them refused because it was full.
-    pub(crate) has_full: bool,
+    /// How many of them refused because they were full.
+    pub(crate) full: usize,
     /// Whether one of them could not read the request's KV blocks.
     pub(crate) has_refused_blocks: bool,
 }
@@ -510,7 +511,7 @@ impl Instances {
         if live.is_empty() {
             let may_be_there = |instance: &&Arc<Instance>| {
                 let is_ejected = instance.is_ejected() && !are_too_many;
-                !tried.has_full || (is_reachable(instance) && !is_ejected)
+                tried.full == 0 || (is_reachable(instance) && !is_ejected)
             };
             let untried = map.values().filter(is_wanted).filter(is_untried);
             live.extend(untried.filter(may_be_there));
@@ -518,13 +519,17 @@ impl Instances {
         live
     }
 
-    /// The [live](Self::live) instances of `map` that may have room, ordered by id, and what is known of each.
+    /// The [live](Self::live) instances of `map` that may have room, ordered by id, and what is known of each. None if
+    /// [`MOST_FULL`] were full.
     pub(crate) fn candidates<'a>(
         &self,
         map: &'a BTreeMap<InstanceId, Arc<Instance>>,
         tried: &Tried,
         wanted: Wanted<'_>,
     ) -> (Vec<&'a Arc<Instance>>, Vec<Candidate>) {
+        if tried.full >= MOST_FULL {
+            return (Vec::new(), Vec::new());
+        }
         let live = with_room(self.live(map, tried, wanted), tried.refusals);
         let candidates = live.iter().map(|instance| instance.candidate()).collect();
         (live, candidates)
@@ -547,7 +552,6 @@ fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> 
     } else {
         rooms.sort_by_key(|(room, _)| *room);
         let old = rooms.iter().filter(|(room, _)| room.is_old(now)).count();
-        let old = old.min(MOST_OLD_REFUSALS.saturating_sub(refusals));
         rooms.truncate(MOST_REFUSALS.saturating_sub(refusals).max(old));
         rooms.sort_by_key(|(_, instance)| instance.record.instance);
     }

@@ -64,10 +64,11 @@ fn instances_on(plane: Arc<dyn RequestPlane>, count: u64) -> Instances {
     instances
 }
 
-/// The candidates of a request after `refusals` refusals by instances that looked full.
+/// The candidates of a request after `refusals` refusals by full instances that looked full.
 fn candidates(instances: &Instances, refusals: usize) -> Vec<u64> {
     let tried = Tried {
         refusals,
+        full: refusals,
         ..Tried::default()
     };
     let map = instances.all();
@@ -163,17 +164,17 @@ fn an_ejected_instance_is_not_asked_for_want_of_room_elsewhere() {
     let instances = instances(2);
     fail(&instances, 1);
     let map = instances.all();
-    let is_asked = |has_full: bool| {
+    let is_asked = |full: usize| {
         let tried = Tried {
             instances: vec![InstanceId(2)],
-            has_full,
+            full,
             ..Tried::default()
         };
         let (_, candidates) = instances.candidates(&map, &tried, Wanted::default());
         !candidates.is_empty()
     };
     // Where the others are lost, it may work after all.
-    assert_eq!([false, true].map(is_asked), [true, false]);
+    assert_eq!([0, 1].map(is_asked), [true, false]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -305,21 +306,21 @@ fn after_one_that_is_full_none_is_asked_that_is_gone() {
     let instances = instances_on(Arc::new(plane), 1);
     instances.apply(Change::Put(entry_of(2, "there", 10)));
     let map = instances.all();
-    let asks_the_other = |has_full: bool| {
+    let asks_the_other = |full: usize| {
         let tried = Tried {
             instances: vec![InstanceId(1)],
-            has_full,
+            full,
             ..Tried::default()
         };
         let (_, candidates) = instances.candidates(&map, &tried, Wanted::default());
         !candidates.is_empty()
     };
     *lost.lock() = "there";
-    assert_eq!([false, true].map(asks_the_other), [true, false]);
+    assert_eq!([0, 1].map(asks_the_other), [true, false]);
     // One that failed a moment ago may have room.
     *lost.lock() = "";
     instances.get(InstanceId(2)).unwrap().mark_down();
-    assert_eq!([false, true].map(asks_the_other), [true, true]);
+    assert_eq!([0, 1].map(asks_the_other), [true, true]);
 }
 
 #[test]
@@ -381,6 +382,14 @@ async fn of_instances_that_all_look_full_each_is_asked_that_refused_none_for_a_w
     assert_eq!(candidates(&instances, MOST_REFUSALS).len(), 20);
     (3..=20).for_each(|id| refuse(&instances, id));
     assert_eq!(candidates(&instances, MOST_REFUSALS), [1, 2]);
-    assert_eq!(candidates(&instances, MOST_OLD_REFUSALS - 1), [1]);
-    assert!(candidates(&instances, MOST_OLD_REFUSALS).is_empty());
+    assert_eq!(candidates(&instances, MOST_FULL - 1), [1, 2]);
+    assert!(candidates(&instances, MOST_FULL).is_empty());
+}
+
+/// As those of a frontend that has just started.
+#[test]
+fn of_instances_of_which_nothing_is_known_a_request_asks_so_many_until_they_are_full() {
+    let instances = instances(100);
+    assert_eq!(candidates(&instances, MOST_FULL - 1).len(), 100);
+    assert!(candidates(&instances, MOST_FULL).is_empty());
 }
