@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{EngineError, ErrorKind, log_limit::OncePerMinute};
 
@@ -34,6 +35,9 @@ const ROOT: &str = "genset/v1/instances/";
 
 /// Pauses between attempts to open a watch, doubling from the first to the last.
 const WATCH_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// The most changes that are passed on at once.
+const MOST_CHANGES: usize = 1024;
 
 /// A key and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,11 +165,12 @@ fn lease_lost() -> EngineError {
     EngineError::new(ErrorKind::Unavailable, message)
 }
 
-/// Passes on the changes under a prefix until the future is dropped. Opens a watch again until discovery answers.
+/// Passes on the changes under a prefix until the future is dropped, those that came meanwhile together: what is done with them may
+/// look at every instance. Opens a watch again until discovery answers.
 pub(crate) async fn follow_changes(
     discovery: &dyn Discovery,
     prefix: &str,
-    mut pass_on: impl FnMut(Change) + Send,
+    mut pass_on: impl FnMut(Vec<Change>) + Send,
 ) {
     let (shortest, longest) = WATCH_PAUSES;
     let mut pause = shortest;
@@ -179,7 +184,13 @@ pub(crate) async fn follow_changes(
                     tracing::info!("discovery can be watched now");
                 }
                 while let Some(change) = watch.next().await {
-                    pass_on(change);
+                    let mut changes = vec![change];
+                    while changes.len() < MOST_CHANGES
+                        && let Some(Some(change)) = watch.next().now_or_never()
+                    {
+                        changes.push(change);
+                    }
+                    pass_on(changes);
                 }
             }
             Err(error) => {
@@ -192,5 +203,28 @@ pub(crate) async fn follow_changes(
                 pause = (pause * 2).min(longest);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn changes_that_come_together_are_passed_on_together() {
+        let discovery = MemoryDiscovery::new();
+        let lease = discovery.lease().await.unwrap();
+        let passed = Mutex::new(Vec::new());
+        let pass_on = |changes: Vec<Change>| passed.lock().push(changes.len());
+        let mut follow = Box::pin(follow_changes(&discovery, "", pass_on));
+        assert!(follow.as_mut().now_or_never().is_none());
+        for key in ["a", "b", "c"] {
+            let (key, value) = (key.into(), Bytes::new());
+            lease.put(Entry { key, value }).await.unwrap();
+        }
+        assert!(follow.as_mut().now_or_never().is_none());
+        assert_eq!(*passed.lock(), [1, 3]);
     }
 }

@@ -407,34 +407,39 @@ impl Instances {
 
     /// Follows discovery until the future is dropped.
     pub(crate) async fn follow(self, discovery: Arc<dyn Discovery>, prefix: String) {
-        follow_changes(&*discovery, &prefix, move |change| self.apply(change)).await;
+        follow_changes(&*discovery, &prefix, move |changes| self.apply(changes)).await;
     }
 
-    fn apply(&self, change: Change) {
+    fn apply(&self, changes: impl IntoIterator<Item = Change>) {
         self.map.send_modify(|map| {
             let map = Arc::make_mut(map);
-            match change {
-                Change::Snapshot(entries) => {
-                    let old = std::mem::take(map);
-                    for record in entries.iter().filter_map(|entry| self.read(entry)) {
-                        let instance = match old.get(&record.instance) {
-                            Some(known) if known.record == record => Arc::clone(known),
-                            known => self.renew(known, record),
-                        };
-                        map.insert(instance.record.instance, instance);
-                    }
-                }
-                Change::Put(entry) => {
-                    let old = map.extract_if(.., |_, known| known.record.key() == entry.key);
-                    let old = old.map(|(_, known)| known).last();
-                    if let Some(record) = self.read(&entry) {
-                        let instance = self.renew(old.as_ref(), record);
-                        map.insert(instance.record.instance, instance);
-                    }
-                }
-                Change::Removed(key) => map.retain(|_, instance| instance.record.key() != key),
+            for change in changes {
+                self.apply_to(map, change);
             }
         });
+    }
+
+    fn apply_to(&self, map: &mut BTreeMap<InstanceId, Arc<Instance>>, change: Change) {
+        match change {
+            Change::Snapshot(entries) => {
+                let old = std::mem::take(map);
+                for record in entries.iter().filter_map(|entry| self.read(entry)) {
+                    let instance = match old.get(&record.instance) {
+                        Some(known) if known.record == record => Arc::clone(known),
+                        known => self.renew(known, record),
+                    };
+                    map.insert(instance.record.instance, instance);
+                }
+            }
+            Change::Put(entry) => {
+                let old = take(map, &entry.key);
+                if let Some(record) = self.read(&entry) {
+                    let instance = self.renew(old.as_ref(), record);
+                    map.insert(instance.record.instance, instance);
+                }
+            }
+            Change::Removed(key) => drop(take(map, &key)),
+        }
     }
 
     /// The instance of a changed record. If the address is unchanged, it keeps the known instance's state.
@@ -534,6 +539,15 @@ impl Instances {
         let candidates = live.iter().map(|instance| instance.candidate()).collect();
         (live, candidates)
     }
+}
+
+/// Takes the instance with this key, which ends with its id.
+fn take(map: &mut BTreeMap<InstanceId, Arc<Instance>>, key: &str) -> Option<Arc<Instance>> {
+    let (_, id) = key.rsplit_once('/')?;
+    let id = InstanceId(u64::from_str_radix(id, 16).ok()?);
+    // Another key may have the same number, written in another way.
+    let is_its_key = map.get(&id)?.record.key() == key;
+    is_its_key.then(|| map.remove(&id)).flatten()
 }
 
 /// The instances that may have room for a request after `refusals` refusals by instances that looked full, ordered by id. If all

@@ -183,6 +183,8 @@ pub(crate) async fn for_each_instance<F>(
                 .entry(*id)
                 .or_insert_with(|| runtime.spawn(task(&instance.record)));
         }
+        // Otherwise the next change would be made to a copy of the whole map.
+        drop(now);
         if live.changed().await.is_err() {
             return;
         }

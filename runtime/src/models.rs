@@ -281,23 +281,32 @@ fn another(artifact: &ArtifactRef) -> EngineError {
 async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>) {
     let mut records: BTreeMap<String, InstanceRecord> = BTreeMap::new();
     let mut reported = BTreeSet::new();
-    follow_changes(&**runtime.discovery(), &prefix, |change| {
-        match change {
-            Change::Snapshot(entries) => {
-                let read = |entry: &Entry| {
-                    let record = runtime.records().read(entry)?;
-                    Some((entry.key.clone(), record))
-                };
-                records = entries.iter().filter_map(read).collect();
-            }
-            Change::Put(entry) => {
-                // An invalid record replaces the previous one: its owner wrote it.
-                records.remove(&entry.key);
-                if let Some(record) = runtime.records().read(&entry) {
-                    records.insert(entry.key, record);
+    // Of a worker's records one has a card.
+    let read = |entry: &Entry| {
+        let record = runtime.records().read(entry)?;
+        let has_card = record.card.is_some();
+        has_card.then(|| (entry.key.clone(), record))
+    };
+    follow_changes(&**runtime.discovery(), &prefix, |changes| {
+        let mut is_changed = false;
+        for change in changes {
+            match change {
+                Change::Snapshot(entries) => {
+                    records = entries.iter().filter_map(&read).collect();
+                    is_changed = true;
                 }
+                Change::Put(entry) => {
+                    // An invalid record replaces the previous one: its owner wrote it.
+                    is_changed |= records.remove(&entry.key).is_some();
+                    let record = read(&entry);
+                    is_changed |= record.is_some();
+                    records.extend(record);
+                }
+                Change::Removed(key) => is_changed |= records.remove(&key).is_some(),
             }
-            Change::Removed(key) => drop(records.remove(&key)),
+        }
+        if !is_changed {
+            return;
         }
         let now = Arc::new(by_model(records.values()));
         reported = report(&now, &reported);
