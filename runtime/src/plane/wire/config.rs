@@ -44,7 +44,7 @@ pub struct WireConfig {
     pub peer_timeout: Duration,
     /// How long a peer may read nothing of what is written to it.
     pub write_timeout: Duration,
-    /// Time limit for establishing a connection, handshake included.
+    /// Time limit for establishing a connection, handshake included. Connecting to NATS has its own.
     pub connect_timeout: Duration,
     /// A secret that both ends must know, if set, so that strangers cannot call. It authenticates the start of a connection;
     /// later traffic is neither encrypted nor authenticated without TLS.

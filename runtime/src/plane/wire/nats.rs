@@ -66,11 +66,13 @@ impl Transport for Nats {
         self.session.is_connected()
     }
 
+    async fn ready(&self) -> Result<(), EngineError> {
+        let client = self.session.client().await;
+        client.map_err(|error| cannot(&error))?;
+        Ok(())
+    }
+
     async fn dial(&self, location: &str) -> Result<Io, EngineError> {
-        let cannot = |problem: &dyn std::fmt::Display| {
-            let message = format!("cannot connect to the worker over NATS: {problem}");
-            EngineError::new(ErrorKind::CannotConnect, message)
-        };
         let listening = Session::listening_subject(location)
             .ok_or_else(|| cannot(&"that is no name of a process"))?;
         let session = &self.session;
@@ -130,6 +132,12 @@ impl Transport for Nats {
             opening: None,
         }))
     }
+}
+
+/// The error of a process that cannot be called.
+fn cannot(problem: &dyn std::fmt::Display) -> EngineError {
+    let message = format!("cannot connect to the worker over NATS: {problem}");
+    EngineError::new(ErrorKind::CannotConnect, message)
 }
 
 /// The warning about a NATS server without authentication: what anyone who reaches it can do to this worker.

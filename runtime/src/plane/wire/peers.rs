@@ -284,6 +284,8 @@ impl Peer {
     async fn connect(self: &Arc<Self>) -> Result<Arc<Caller>, EngineError> {
         let common = &self.peers.common;
         let cannot = |problem: String| EngineError::new(ErrorKind::CannotConnect, problem);
+        // Not a part of the dial: several servers may be tried.
+        common.transport.ready().await?;
         let dial = async {
             let mut io = common.transport.dial(&self.process).await?;
             let greeted = handshake::greet(&mut io, Role::Caller, &common.config)

@@ -53,6 +53,14 @@ pub(crate) trait Transport: Send + Sync + 'static {
         true
     }
 
+    /// Connects to the server between the processes, if there is one and this has not been done. It has its own time limit.
+    ///
+    /// # Errors
+    /// `CannotConnect` if no server can be used.
+    async fn ready(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Connects to the process at `location`, as its listener names it.
     ///
     /// # Errors

@@ -157,10 +157,12 @@ async fn a_server_that_hangs_leaves_time_for_the_next() {
         connect_timeout: Duration::from_secs(1),
         ..server.config()
     };
+    let wire = WireConfig {
+        connect_timeout: config.connect_timeout,
+        ..deaf()
+    };
+    let plane = || Arc::new(server::plane(config.clone(), wire.clone()));
     for _ in 0..5 {
-        let plane = server::plane(config.clone(), deaf());
-        let (endpoint, handler) = (name("generate"), super::suite::erased(count));
-        let serving = plane.serve(&endpoint, genset_runtime::InstanceId(1), handler);
-        soon(serving).await.unwrap();
+        soon(Pair::new(plane(), plane()).works()).await;
     }
 }
