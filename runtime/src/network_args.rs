@@ -287,7 +287,9 @@ impl NetworkArgs {
         let credentials = match (&self.etcd_username, &self.etcd_password_file) {
             (Some(user), Some(file)) => Some(EtcdCredentials {
                 user: user.clone(),
-                password: text_of("--etcd-password-file", file)?.trim().to_owned(),
+                password: text_of_file("--etcd-password-file", file)?
+                    .trim()
+                    .to_owned(),
             }),
             (_, _) => None,
         };
@@ -297,7 +299,7 @@ impl NetworkArgs {
         )?;
         let tls = match &self.etcd_ca {
             Some(authorities) => Some(EtcdTls {
-                ca_pem: text_of("--etcd-ca", authorities)?,
+                ca_pem: text_of_file("--etcd-ca", authorities)?,
                 identity,
                 server_name: None,
             }),
@@ -390,7 +392,9 @@ impl NetworkArgs {
         metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn RequestPlane>, EngineError> {
         let read = |flag: &str, path: &Option<PathBuf>| {
-            path.as_ref().map(|path| text_of(flag, path)).transpose()
+            path.as_ref()
+                .map(|path| text_of_file(flag, path))
+                .transpose()
         };
         let ca_pem = read("--nats-ca", &self.nats_ca)?;
         let config = NatsConfig {
@@ -449,7 +453,7 @@ fn default_directory(runtime_dir: Option<&OsStr>, temp: &Path) -> PathBuf {
 
 fn secret_of(flag: &str, path: Option<&Path>) -> Result<Option<WireSecret>, EngineError> {
     let Some(path) = path else { return Ok(None) };
-    let text = text_of(flag, path)?;
+    let text = text_of_file(flag, path)?;
     let secret = WireSecret::try_new(text.as_bytes()).map_err(|error| {
         let problem = format!("{}: {}", path.display(), error.message());
         EngineError::invalid_argument(flag, problem)
@@ -466,15 +470,19 @@ fn identity_of(
         return Ok(None);
     };
     Ok(Some(TlsIdentity {
-        certificate_pem: text_of(certificate_flag, certificate)?,
-        key_pem: text_of(key_flag, key)?,
+        certificate_pem: text_of_file(certificate_flag, certificate)?,
+        key_pem: text_of_file(key_flag, key)?,
     }))
 }
 
 /// The largest file of a secret, a password, credentials, certificates or a key, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
-fn text_of(flag: &str, path: &Path) -> Result<String, EngineError> {
+/// The text of the file that a flag names: a secret, a password, credentials, certificates or a key.
+///
+/// # Errors
+/// `InvalidArgument` at the flag, naming the file, if it cannot be read or has more than 4 MiB.
+pub fn text_of_file(flag: &str, path: &Path) -> Result<String, EngineError> {
     read_text(path, MAX_FILE_BYTES).map_err(|error| {
         EngineError::invalid_argument(flag, format!("{}: {error}", path.display()))
     })
@@ -514,9 +522,9 @@ mod tests {
     fn a_file_is_read_up_to_its_limit() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MAX_FILE_BYTES).unwrap();
-        assert!(text_of("--wire-secret-file", file.path()).is_ok());
+        assert!(text_of_file("--wire-secret-file", file.path()).is_ok());
         file.as_file().set_len(MAX_FILE_BYTES + 1).unwrap();
-        let error = text_of("--wire-secret-file", file.path()).unwrap_err();
+        let error = text_of_file("--wire-secret-file", file.path()).unwrap_err();
         assert!(error.to_string().contains("larger than"), "{error}");
     }
 

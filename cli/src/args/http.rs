@@ -1,12 +1,12 @@
 //! Flags for the HTTP port. Several of these flags make one value of the server's config; the others are fields of it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use genset_backend_common::{EngineError, text_file::read_text};
+use genset_backend_common::EngineError;
 use genset_frontend::{FrontendConfig, FrontendTls};
-use genset_runtime::layers::Settings;
+use genset_runtime::{layers::Settings, text_of_file};
 
 use super::words::InputKind;
 
@@ -53,8 +53,8 @@ impl HttpArgs {
         // Each flag requires the other.
         let tls = match (&self.http_tls_cert, &self.http_tls_key) {
             (Some(certificate), Some(key)) => Some(FrontendTls {
-                certificate_pem: read("--http-tls-cert", certificate)?,
-                key_pem: read("--http-tls-key", key)?,
+                certificate_pem: text_of_file("--http-tls-cert", certificate)?,
+                key_pem: text_of_file("--http-tls-key", key)?,
             }),
             (_, _) => None,
         };
@@ -78,29 +78,4 @@ pub(super) fn unread(input: &InputKind, settings: &Settings) -> Option<String> {
     let chosen = names.filter(|name| settings.is_chosen(name));
     let chosen: Vec<String> = chosen.map(|name| format!("--{name}")).collect();
     (!chosen.is_empty()).then(|| chosen.join(", "))
-}
-
-/// The largest file of certificates or of a key, in bytes.
-const MAX_FILE_BYTES: u64 = 4 << 20;
-
-fn read(flag: &str, path: &Path) -> Result<String, EngineError> {
-    read_text(path, MAX_FILE_BYTES).map_err(|error| {
-        let problem = format!("{} cannot be read: {error}", path.display());
-        EngineError::invalid_argument(flag, problem)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_without_end_is_refused() {
-        let error = read("--http-tls-cert", Path::new("/dev/zero")).unwrap_err();
-        assert!(
-            error
-                .message()
-                .contains("/dev/zero cannot be read: it is larger than")
-        );
-    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use genset_backend_common::EngineError;
 
-use super::{identity_of, text_of};
+use super::{identity_of, text_of_file};
 use crate::plane::{ClientCertificates, WireTls};
 
 /// Flags about TLS on the tcp request plane.
@@ -64,7 +64,7 @@ impl WireTlsArgs {
             ("--wire-tls-key", &self.wire_tls_key),
         )?;
         Ok(Some(WireTls {
-            ca_pem: text_of("--wire-tls-ca", authorities)?,
+            ca_pem: text_of_file("--wire-tls-ca", authorities)?,
             identity,
             server_name: self.wire_tls_server_name.clone(),
             client_certificates: self.wire_tls_client_certificates,
