@@ -19,6 +19,8 @@ pub(super) struct Known {
     entries: BTreeMap<String, Bytes>,
     /// The `entries` that were missing after a gap, each with the end of its grace period.
     missing: BTreeMap<String, Instant>,
+    /// Not later than the first of these ends: it is asked before every change, and after an outage all entries may be missing.
+    next_end: Option<Instant>,
     /// Until this time, entries that etcd removes get a grace period.
     lenient_until: Option<Instant>,
 }
@@ -29,6 +31,7 @@ impl Known {
             grace,
             entries: BTreeMap::new(),
             missing: BTreeMap::new(),
+            next_end: None,
             lenient_until: None,
         }
     }
@@ -55,6 +58,7 @@ impl Known {
             })
             .collect();
         self.missing = missing;
+        self.find_next_end();
         for Entry { key, value } in entries {
             self.entries.insert(key, value);
         }
@@ -71,10 +75,17 @@ impl Known {
     pub(super) fn removed(&mut self, key: String, now: Instant) -> Option<Change> {
         let is_lenient = self.lenient_until.is_some_and(|until| now < until);
         if is_lenient && self.entries.contains_key(&key) {
-            self.missing.entry(key).or_insert(now + self.grace);
+            let ends = now + self.grace;
+            self.missing.entry(key).or_insert(ends);
+            // Graces that began earlier end earlier.
+            self.next_end.get_or_insert(ends);
             return None;
         }
         self.forget(key)
+    }
+
+    fn find_next_end(&mut self) {
+        self.next_end = self.missing.values().min().copied();
     }
 
     fn forget(&mut self, key: String) -> Option<Change> {
@@ -83,9 +94,9 @@ impl Known {
         Some(Change::Removed(key))
     }
 
-    /// When the next grace period ends.
+    /// When to [end graces](Self::end_graces), if there are any.
     pub(super) fn next_end_of_grace(&self) -> Option<Instant> {
-        self.missing.values().min().copied()
+        self.next_end
     }
 
     /// The removals of entries whose grace period has ended.
@@ -96,10 +107,10 @@ impl Known {
             .filter(|(_, ends)| **ends <= now)
             .map(|(key, _)| key.clone())
             .collect();
-        ended
-            .into_iter()
-            .filter_map(|key| self.forget(key))
-            .collect()
+        let removed = ended.into_iter().filter_map(|key| self.forget(key));
+        let removed = removed.collect();
+        self.find_next_end();
+        removed
     }
 
     fn all(&self) -> Vec<Entry> {
@@ -166,6 +177,7 @@ mod tests {
         known.put(entries("a=2").remove(0));
         assert_eq!(seen(&mut known, "a=2 b=1", start), snapshot("a=2 b=1 c=1"));
         assert_eq!(known.end_graces(start + GRACE), [removed("c")]);
+        assert_eq!(known.next_end_of_grace(), None);
     }
 
     #[test]
