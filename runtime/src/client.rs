@@ -277,6 +277,10 @@ fn is_about_transfer(error: &EngineError) -> bool {
 /// discovery already and reach this client a moment later.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
+/// How long a request goes on from one instance to the next where all that are left are marked as gone. Behind a broken network,
+/// each takes as long as connecting may.
+const MARKED_TIME: Duration = Duration::from_secs(3);
+
 /// A client of token-generating instances with the same `generate` as an engine. If an instance is full, gone, draining or
 /// has just lost the adapter, and has yielded no output, the client tries another, unless the instance could not get the
 /// request's KV blocks: no other would get them. Blocks that an instance cannot read are offered to one more.
@@ -284,10 +288,10 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 /// It skips instances that look full: they refused a request a moment ago, or their published load says so. When all look full,
 /// it asks those most likely to have room, until 16 of them have refused the request and the others refused one less than 100 ms
 /// ago or say that they are full. In no case does it ask more than 64 that are full, such as where nothing is known of them. When
-/// all are gone or draining, it waits a second for another to appear, or [not at all](Self::without_wait). It may also
-/// [pass over](Self::with_ejections) instances that fail one request after another, or half of their last 32. It stops trying when
-/// the request has lost more instances than its context [allows](RequestContext::with_loss_limit), by default
-/// [`DEFAULT_MIGRATION_LIMIT`].
+/// all are gone or draining, it waits a second for another to appear, or [not at all](Self::without_wait). Before, it tries those
+/// that it knows to be gone, too, for three seconds. It may also [pass over](Self::with_ejections) instances that fail one request
+/// after another, or half of their last 32. It stops trying when the request has lost more instances than its context
+/// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -491,7 +495,7 @@ impl GenerateClient {
             ..Tried::default()
         };
         let mut last_error: Option<EngineError> = None;
-        let mut wait_until = None;
+        let (mut wait_until, mut marked_since) = (None, None);
         let adapter = request.adapter.clone();
         // The rank as the client sent it: `choose` may set a rank of the chosen instance.
         let wanted = Wanted {
@@ -519,6 +523,8 @@ impl GenerateClient {
             let ejections = self.ejections.as_ref();
             let trial = ejections.map(|all| Trial::new(all, &instance, &request));
             let asked = Instant::now();
+            let is_marked = instance.is_marked();
+            let marked_since = is_marked.then(|| *marked_since.get_or_insert(asked));
             match self
                 .client
                 .call_instance(&instance, request.clone(), ctx.clone())
@@ -559,6 +565,10 @@ impl GenerateClient {
                     };
                     if last_error.as_ref().is_none_or(is_told) {
                         last_error = Some(error);
+                    }
+                    let is_late = marked_since.is_some_and(|it| it.elapsed() >= MARKED_TIME);
+                    if let Some(error) = last_error.take_if(|_| is_late) {
+                        return Err(error);
                     }
                 }
             }

@@ -242,6 +242,11 @@ impl Instance {
         is_down
     }
 
+    /// Whether it is skipped while there are others, because a call failed or its process is known to be gone.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.is_down() || !self.reachability.is_reachable()
+    }
+
     /// It answered a request, or a part of it that was enough.
     pub(crate) fn answered(&self) {
         let ends = self.note_end(0);
@@ -497,9 +502,7 @@ impl Instances {
         let is_untried =
             |instance: &&Arc<Instance>| !tried.instances.contains(&instance.record.instance);
         let is_reachable = |instance: &&Arc<Instance>| instance.reachability.is_reachable();
-        let is_live = |instance: &&Arc<Instance>| {
-            is_untried(instance) && !instance.is_down() && is_reachable(instance)
-        };
+        let is_live = |instance: &&Arc<Instance>| is_untried(instance) && !instance.is_marked();
         let mut live: Vec<&'a Arc<Instance>> = Vec::with_capacity(map.len());
         let (mut count, mut ejected) = (0_usize, 0_usize);
         live.extend(map.values().filter(is_wanted).filter(|instance| {

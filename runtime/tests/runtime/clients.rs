@@ -1,5 +1,7 @@
 //! Clients of several instances: which instances they skip, and which requests they retry on another instance.
 
+mod gone;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,28 +14,19 @@ use genset_backend_common::{
     ModelCard, Output, RequestContext, RequestField, async_trait,
     transfer::{KvTransfers, TransferParams},
 };
-use genset_runtime::discovery::{Discovery, Lease};
 use genset_runtime::plane::{Handler, ResponseStream};
-use genset_runtime::selection::{Candidate, RoundRobin};
+use genset_runtime::selection::Candidate;
 use genset_runtime::{
-    Client, EjectionConfig, Ejections, Endpoint, EndpointName, GenerateClient, InstanceId, Runtime,
+    Client, EjectionConfig, Ejections, EndpointName, GenerateClient, InstanceId, Runtime,
     SelectionMode,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::support::{
-    Answering, ctx, endpoint, finish, handler, listed, record, request, runtime, sample, soon,
-    start, streaming, until, worker_config,
+    Answering, ctx, endpoint, finish, handler, listed, request, runtime, sample, soon, start,
+    streaming, until, worker_config,
 };
-
-/// Lists an instance that no process serves.
-async fn list_dead(discovery: &dyn Discovery, endpoint: &Endpoint, id: u64) -> Box<dyn Lease> {
-    let record = record(endpoint.name(), id, "memory", "nowhere".into());
-    let lease = discovery.lease().await.unwrap();
-    lease.put(record.to_entry().unwrap()).await.unwrap();
-    lease
-}
 
 /// Waits until the client knows `count` instances.
 async fn until_known<Req, Resp>(client: &Client<Req, Resp>, count: usize)
@@ -42,58 +35,6 @@ where
     Resp: genset_runtime::plane::Payload,
 {
     until(|| client.instances().len() == count).await;
-}
-
-async fn call(client: &Client<u8, u8>, selector: &RoundRobin) -> Result<u8, ErrorKind> {
-    let items = client.call(selector, 1, ctx()).await;
-    let mut items = items.map_err(|error| error.kind())?;
-    Ok(items.next().await.unwrap().unwrap())
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_instance_that_cannot_be_reached_is_left_out_for_a_while() {
-    let (runtime, discovery) = runtime();
-    let endpoint = endpoint(&runtime, "e");
-    let lease = list_dead(&discovery, &endpoint, 1).await;
-    let handler = Answering::new(|number: u8| Ok(vec![number]));
-    let _serving = listed(&endpoint, 2, handler).await;
-    let client = endpoint.client::<u8, u8>();
-    until_known(&client, 2).await;
-
-    let turns = RoundRobin::default();
-    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
-    for _ in 0..10 {
-        assert_eq!(call(&client, &turns).await, Ok(1));
-    }
-    tokio::time::sleep(Duration::from_secs(10)).await;
-    let turns = RoundRobin::default();
-    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
-    assert_eq!(call(&client, &turns).await, Ok(1));
-    drop(lease);
-    until_known(&client, 1).await;
-    assert_eq!(call(&client, &turns).await, Ok(1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_instance_that_is_announced_anew_is_no_longer_left_out() {
-    let (runtime, discovery) = runtime();
-    let endpoint = endpoint(&runtime, "e");
-    let _lease = list_dead(&discovery, &endpoint, 1).await;
-    let client = endpoint.client::<u8, u8>();
-    until_known(&client, 1).await;
-    let turns = RoundRobin::default();
-    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
-    // The only instance is tried again although marked down: a wrong mark must not cause an outage.
-    assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
-
-    let other = Answering::new(|_: u8| Ok(vec![2_u8]));
-    let _other = listed(&endpoint, 2, other).await;
-    let handler = Answering::new(|number: u8| Ok(vec![number]));
-    let _serving = listed(&endpoint, 1, handler).await;
-    until_known(&client, 2).await;
-    until(|| client.instances()[0].address.location != "nowhere").await;
-    let calls = [call(&client, &turns).await, call(&client, &turns).await];
-    assert!(calls.contains(&Ok(1)), "{calls:?}");
 }
 
 type Refusals = Arc<Answering<Box<Refusal>>>;
@@ -191,24 +132,6 @@ async fn blocks_that_one_instance_cannot_read_are_offered_to_one_more() {
     request.transfer = Some(KvTransfers::new(7).params("blocks".into()));
     soon(client.generate(request, ctx())).await.unwrap_err();
     assert_eq!(refuses.calls(), 2);
-}
-
-#[tokio::test]
-async fn instances_that_have_not_seen_the_request_are_no_losses() {
-    let (runtime, discovery) = runtime();
-    let endpoint = endpoint(&runtime, "generate");
-    let mut leases = Vec::new();
-    for id in 1..=5 {
-        leases.push(list_dead(&discovery, &endpoint, id).await);
-    }
-    let answers = finishing();
-    let _serving = listed(&endpoint, 6, answers.clone()).await;
-    let client = endpoint.client();
-    until_known(&client, 6).await;
-    let client = GenerateClient::new(client, SelectionMode::RoundRobin);
-    let outputs = client.generate(request(1), ctx().with_loss_limit(0));
-    finish(soon(outputs).await.unwrap()).await.unwrap();
-    assert_eq!(answers.calls(), 1);
 }
 
 #[tokio::test(start_paused = true)]
