@@ -11,7 +11,7 @@ use std::time::Duration;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{EngineError, ErrorKind, log_limit::OncePerMinute};
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::{Code, Status};
 
 use super::client::Client;
@@ -120,7 +120,8 @@ impl Sessions {
     }
 
     /// Performs `operation` on the endpoint in use, then on each other and once more, until one answers. Every attempt gets its
-    /// share of the request timeout, so that one hanging server does not use it up.
+    /// share of the request timeout, so that one hanging server does not use it up. While the servers elect a leader, they refuse
+    /// at once, and are asked again until the timeout.
     pub(super) async fn perform<T, Answer>(
         &self,
         what: &str,
@@ -133,7 +134,8 @@ impl Sessions {
         let has_credentials = self.config.credentials.is_some();
         // The last one of each endpoint.
         let mut problems: Vec<(&str, String)> = Vec::new();
-        for tries_left in (1..=self.sessions.len() + 1).rev() {
+        let mut tries_left = self.sessions.len() + 1;
+        while tries_left > 0 {
             let index = self.current.load(Ordering::Relaxed);
             let Some(session) = self.sessions.get(index) else {
                 break;
@@ -154,6 +156,12 @@ impl Sessions {
             problems.retain(|(failed, _)| *failed != endpoint);
             problems.push((endpoint, problem));
             self.leave(index);
+            tries_left -= 1;
+            let wait = Instant::now() + ELECTION_PAUSE;
+            if tries_left == 0 && wait < deadline && problems.iter().any(lacks_leader) {
+                sleep_until(wait).await;
+                tries_left = 1;
+            }
         }
         let problem = told(&problems);
         let mend = mend(&problem);
@@ -249,6 +257,9 @@ const OLD_TOKEN: &str = "etcdserver: revision of auth store is old";
 /// How etcd refuses a request without a token, as of a client from before etcd required credentials.
 const NO_TOKEN: &str = "etcdserver: user name is empty";
 
+/// Pause between the attempts while the servers elect a leader, which takes them a second or two.
+const ELECTION_PAUSE: Duration = Duration::from_millis(250);
+
 /// How etcd refuses to store anything once its database has reached its quota.
 const NO_SPACE: &str = "database space exceeded";
 
@@ -260,6 +271,11 @@ fn told(problems: &[(&str, String)]) -> String {
     let named = problems.iter();
     let named = named.map(|(endpoint, problem)| format!("{problem} ({endpoint})"));
     named.collect::<Vec<_>>().join("; ")
+}
+
+/// Whether an endpoint refused because it has no leader now, or had another when it was asked.
+fn lacks_leader((_, problem): &(&str, String)) -> bool {
+    problem.starts_with("etcdserver: ") && problem.contains("leader")
 }
 
 /// What helps against the problems of an operation.
@@ -368,6 +384,24 @@ mod tests {
         let error = EngineError::from(failed.await.unwrap_err()).to_string();
         let expected = ": problem 1 (http://127.0.0.1:2); problem 2 (http://127.0.0.1:1); check ";
         assert!(error.contains(expected), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn servers_that_elect_a_leader_are_asked_again_until_the_timeout() {
+        let sessions = Sessions::try_new(EtcdConfig::default()).unwrap();
+        let timeout = sessions.config().request_timeout;
+        for (elected_after, is_in_time) in [(timeout / 2, true), (2 * timeout, false)] {
+            let began = Instant::now();
+            let answer = sessions.perform("asking", |_client| {
+                let answer = match began.elapsed() >= elected_after {
+                    true => Ok(()),
+                    false => Err(Status::unavailable("etcdserver: no leader")),
+                };
+                async move { answer }
+            });
+            assert_eq!(answer.await.is_ok(), is_in_time);
+            assert!(began.elapsed() <= timeout);
+        }
     }
 
     #[test]
