@@ -412,39 +412,35 @@ impl Instances {
 
     /// Follows discovery until the future is dropped.
     pub(crate) async fn follow(self, discovery: Arc<dyn Discovery>, prefix: String) {
-        follow_changes(&*discovery, &prefix, move |changes| self.apply(changes)).await;
+        // One by one: readers of the map wait meanwhile.
+        let apply = move |changes: Vec<Change>| changes.into_iter().for_each(|it| self.apply(it));
+        follow_changes(&*discovery, &prefix, apply).await;
     }
 
-    fn apply(&self, changes: impl IntoIterator<Item = Change>) {
+    fn apply(&self, change: Change) {
         self.map.send_modify(|map| {
             let map = Arc::make_mut(map);
-            for change in changes {
-                self.apply_to(map, change);
+            match change {
+                Change::Snapshot(entries) => {
+                    let old = std::mem::take(map);
+                    for record in entries.iter().filter_map(|entry| self.read(entry)) {
+                        let instance = match old.get(&record.instance) {
+                            Some(known) if known.record == record => Arc::clone(known),
+                            known => self.renew(known, record),
+                        };
+                        map.insert(instance.record.instance, instance);
+                    }
+                }
+                Change::Put(entry) => {
+                    let old = take(map, &entry.key);
+                    if let Some(record) = self.read(&entry) {
+                        let instance = self.renew(old.as_ref(), record);
+                        map.insert(instance.record.instance, instance);
+                    }
+                }
+                Change::Removed(key) => drop(take(map, &key)),
             }
         });
-    }
-
-    fn apply_to(&self, map: &mut BTreeMap<InstanceId, Arc<Instance>>, change: Change) {
-        match change {
-            Change::Snapshot(entries) => {
-                let old = std::mem::take(map);
-                for record in entries.iter().filter_map(|entry| self.read(entry)) {
-                    let instance = match old.get(&record.instance) {
-                        Some(known) if known.record == record => Arc::clone(known),
-                        known => self.renew(known, record),
-                    };
-                    map.insert(instance.record.instance, instance);
-                }
-            }
-            Change::Put(entry) => {
-                let old = take(map, &entry.key);
-                if let Some(record) = self.read(&entry) {
-                    let instance = self.renew(old.as_ref(), record);
-                    map.insert(instance.record.instance, instance);
-                }
-            }
-            Change::Removed(key) => drop(take(map, &key)),
-        }
     }
 
     /// The instance of a changed record. If the address is unchanged, it keeps the known instance's state.

@@ -292,7 +292,7 @@ async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>)
         for change in changes {
             match change {
                 Change::Snapshot(entries) => {
-                    records = entries.iter().filter_map(&read).collect();
+                    records = entries.iter().filter_map(read).collect();
                     is_changed = true;
                 }
                 Change::Put(entry) => {

@@ -38,15 +38,15 @@ fn an_instance_that_says_something_else_of_itself_keeps_its_requests() {
             let (_, candidates) = instances.candidates(&map, &Tried::default(), Wanted::default());
             candidates[0].load
         };
-        instances.apply([Change::Snapshot(vec![entry("here", 10)])]);
+        instances.apply(Change::Snapshot(vec![entry("here", 10)]));
         let request = instances.get(InstanceId(1)).unwrap().enter();
-        instances.apply([change(entry("here", 20))]);
+        instances.apply(change(entry("here", 20)));
         assert_eq!(load(), 1);
         drop(request);
         assert_eq!(load(), 0);
         // At another address it is another process.
         let _request = instances.get(InstanceId(1)).unwrap().enter();
-        instances.apply([change(entry("there", 20))]);
+        instances.apply(change(entry("there", 20)));
         assert_eq!(load(), 0);
     }
 }
@@ -56,9 +56,9 @@ fn a_key_that_writes_an_id_in_another_way_is_another_key() {
     let instances = instances(1);
     let key = entry("here", 10).key;
     let other = key.replace(&InstanceId(1).to_string(), "1");
-    instances.apply([Change::Removed(other)]);
+    instances.apply(Change::Removed(other));
     assert_eq!(candidates(&instances, 0), [1]);
-    instances.apply([Change::Removed(key)]);
+    instances.apply(Change::Removed(key));
     assert!(candidates(&instances, 0).is_empty());
 }
 
@@ -70,7 +70,7 @@ fn instances(count: u64) -> Instances {
 fn instances_on(plane: Arc<dyn RequestPlane>, count: u64) -> Instances {
     let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
     for id in 1..=count {
-        instances.apply([Change::Put(entry_of(id, "here", 10))]);
+        instances.apply(Change::Put(entry_of(id, "here", 10)));
     }
     instances
 }
@@ -194,14 +194,14 @@ async fn an_ejection_outlasts_a_changed_record_and_ends_with_the_instance() {
     let time = fail(&instances, 1).unwrap();
     // Requests that were sent before fail too.
     assert_eq!(fail(&instances, 1), None);
-    instances.apply([Change::Put(entry_of(1, "here", 20))]);
+    instances.apply(Change::Put(entry_of(1, "here", 20)));
     assert_eq!(candidates(&instances, 0), [2]);
     tokio::time::sleep(time).await;
     assert_eq!(candidates(&instances, 0), [1, 2]);
     assert_eq!(fail(&instances, 1), Some(2 * time));
     assert_eq!(candidates(&instances, 0), [2]);
-    instances.apply([Change::Removed(entry("here", 20).key)]);
-    instances.apply([Change::Put(entry("here", 20))]);
+    instances.apply(Change::Removed(entry("here", 20).key));
+    instances.apply(Change::Put(entry("here", 20)));
     assert_eq!(candidates(&instances, 0), [1, 2]);
     assert_eq!(fail(&instances, 1), Some(time));
 }
@@ -211,7 +211,7 @@ async fn an_ejection_outlasts_a_changed_record_and_ends_with_the_instance() {
 async fn requests_that_began_before_a_record_changed_still_say_how_they_ended() {
     let instances = instances(2);
     let before = instances.get(InstanceId(1)).unwrap();
-    instances.apply([Change::Put(entry_of(1, "here", 20))]);
+    instances.apply(Change::Put(entry_of(1, "here", 20)));
     let config = EjectionConfig {
         after: 1,
         ..EjectionConfig::default()
@@ -223,7 +223,7 @@ async fn requests_that_began_before_a_record_changed_still_say_how_they_ended() 
     before.mark_down();
     assert_eq!(candidates(&instances, 0), [2]);
     // It says again that it is there.
-    instances.apply([Change::Put(entry_of(1, "here", 30))]);
+    instances.apply(Change::Put(entry_of(1, "here", 30)));
     assert_eq!(candidates(&instances, 0), [1, 2]);
 }
 
@@ -277,19 +277,19 @@ fn an_instance_is_left_out_while_its_process_is_lost() {
     let plane = Lossy::default();
     let lost = Arc::clone(&plane.lost);
     let instances = instances_on(Arc::new(plane), 1);
-    instances.apply([Change::Put(entry_of(2, "there", 10))]);
+    instances.apply(Change::Put(entry_of(2, "there", 10)));
     assert_eq!(candidates(&instances, 0), [1, 2]);
     *lost.lock() = "here";
     assert_eq!(candidates(&instances, 0), [2]);
     // It says something else of itself, and then where else it is.
-    instances.apply([Change::Put(entry_of(1, "here", 20))]);
+    instances.apply(Change::Put(entry_of(1, "here", 20)));
     assert_eq!(candidates(&instances, 0), [2]);
-    instances.apply([Change::Put(entry_of(1, "elsewhere", 20))]);
+    instances.apply(Change::Put(entry_of(1, "elsewhere", 20)));
     assert_eq!(candidates(&instances, 0), [1, 2]);
     *lost.lock() = "elsewhere";
     assert_eq!(candidates(&instances, 0), [2]);
     // If all are lost, one of them may be there after all.
-    instances.apply([Change::Put(entry_of(2, "elsewhere", 10))]);
+    instances.apply(Change::Put(entry_of(2, "elsewhere", 10)));
     assert_eq!(candidates(&instances, 0), [1, 2]);
 }
 
@@ -301,11 +301,11 @@ fn the_plane_hears_of_an_instance_that_is_announced_again() {
     let instances = instances_on(Arc::new(plane), 1);
     for context_length_tokens in [10, 20] {
         let again = entry_of(1, "here", context_length_tokens);
-        instances.apply([Change::Put(again)]);
+        instances.apply(Change::Put(again));
     }
     assert_eq!(announced.load(Ordering::Relaxed), 3);
     // This is no announcement.
-    instances.apply([Change::Snapshot(vec![entry_of(1, "here", 20)])]);
+    instances.apply(Change::Snapshot(vec![entry_of(1, "here", 20)]));
     assert_eq!(announced.load(Ordering::Relaxed), 3);
 }
 
@@ -315,7 +315,7 @@ fn after_one_that_is_full_none_is_asked_that_is_gone() {
     let plane = Lossy::default();
     let lost = Arc::clone(&plane.lost);
     let instances = instances_on(Arc::new(plane), 1);
-    instances.apply([Change::Put(entry_of(2, "there", 10))]);
+    instances.apply(Change::Put(entry_of(2, "there", 10)));
     let map = instances.all();
     let asks_the_other = |full: usize| {
         let tried = Tried {
