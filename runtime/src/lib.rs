@@ -58,8 +58,8 @@ pub use models::{LeftOutWorker, LiveModel, ModelDirectory, Pool};
 pub use names::{EndpointName, InstanceId, NameError, WorkerScope};
 #[cfg(feature = "cli")]
 pub use network_args::{
-    DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, byte_count, in_bytes,
-    in_seconds, positive_seconds, seconds, text_of_file,
+    DiscoveryBackend, NatsLoginArgs, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, byte_count,
+    in_bytes, in_seconds, positive_seconds, seconds, text_of_file,
 };
 pub use peers::peer_of;
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};

@@ -1,6 +1,7 @@
 //! [`NetworkArgs`]: the flags of discovery and the request plane, and the runtime built from them.
 
 mod kinds;
+mod nats_login;
 mod wire_tls;
 
 use std::ffi::OsStr;
@@ -14,6 +15,7 @@ use genset_backend_common::byte_size::ByteSize;
 use genset_backend_common::{EngineError, MetricsRegistry, text_file::read_text};
 
 pub use kinds::{DiscoveryBackend, Reach, RequestPlaneKind};
+pub use nats_login::NatsLoginArgs;
 pub use wire_tls::WireTlsArgs;
 
 use crate::component::Runtime;
@@ -23,7 +25,7 @@ use crate::discovery::{
 use crate::plane::wire::own_address;
 use crate::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane, WireSecret};
 #[cfg(feature = "nats")]
-use crate::plane::{MixedPlane, NatsConfig, NatsCredentials, NatsTls};
+use crate::plane::{MixedPlane, NatsConfig};
 use crate::tls_identity::TlsIdentity;
 use crate::vital::VitalRuntime;
 
@@ -96,12 +98,9 @@ pub struct NetworkArgs {
     /// Servers of the nats request plane, as nats://host:4222 [default: nats://127.0.0.1:4222 with --request-plane nats]
     #[arg(long, env = "NATS_SERVER", value_delimiter = ',', value_name = "URLS")]
     pub nats_server: Vec<String>,
-    /// File with NATS credentials (.creds)
-    #[arg(long, env = "NATS_CREDS", value_name = "FILE")]
-    pub nats_creds: Option<PathBuf>,
-    /// PEM file of the authorities that sign the NATS servers' certificates
-    #[arg(long, env = "NATS_CA", value_name = "FILE")]
-    pub nats_ca: Option<PathBuf>,
+    /// Who this process is at NATS, and which servers it trusts.
+    #[command(flatten)]
+    pub nats_login: NatsLoginArgs,
     /// Address the tcp request plane listens on
     #[arg(long, env = "GENSET_WIRE_HOST", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub wire_host: IpAddr,
@@ -391,19 +390,10 @@ impl NetworkArgs {
         vital: &VitalRuntime,
         metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn RequestPlane>, EngineError> {
-        let read = |flag: &str, path: &Option<PathBuf>| {
-            path.as_ref()
-                .map(|path| text_of_file(flag, path))
-                .transpose()
-        };
-        let ca_pem = read("--nats-ca", &self.nats_ca)?;
         let config = NatsConfig {
             servers: self.nats_servers(),
-            credentials: read("--nats-creds", &self.nats_creds)?.map(NatsCredentials::Creds),
-            tls: ca_pem.map(|pem| NatsTls {
-                ca_pem: Some(pem),
-                ..NatsTls::default()
-            }),
+            credentials: self.nats_login.credentials()?,
+            tls: self.nats_login.tls()?,
             ..NatsConfig::default()
         };
         let plane = WirePlane::nats_on(vital.clone(), config, self.wire_config()?, metrics)?;

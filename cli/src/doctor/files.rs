@@ -61,7 +61,27 @@ pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
         (
             "--nats-creds",
             Given("the credentials that nsc made"),
-            &network.nats_creds,
+            &network.nats_login.nats_creds,
+        ),
+        (
+            "--nats-password-file",
+            Given("the password of the user of NATS"),
+            &network.nats_login.nats_password_file,
+        ),
+        (
+            "--nats-token-file",
+            Given("the token of the servers of NATS"),
+            &network.nats_login.nats_token_file,
+        ),
+        (
+            "--nats-nkey-file",
+            Given("the seed that nk made"),
+            &network.nats_login.nats_nkey_file,
+        ),
+        (
+            "--nats-key",
+            Given("the private key of --nats-cert"),
+            &network.nats_login.nats_key,
         ),
     ];
     let given = secrets

@@ -74,6 +74,8 @@ pub enum NatsCredentials {
     },
     /// A token of the server's configuration.
     Token(String),
+    /// The seed of an NKey of the server's configuration: the secret itself, which begins with `SU`.
+    Nkey(String),
     /// A `.creds` file, for decentralized authentication: its content, not a path.
     Creds(String),
 }
@@ -144,20 +146,33 @@ impl NatsConfig {
             None => return Ok(()),
             Some(NatsCredentials::UserPassword { user, .. }) => ("credentials.user", user),
             Some(NatsCredentials::Token(token)) => ("credentials.token", token),
+            Some(NatsCredentials::Nkey(seed)) => ("credentials.nkey", seed),
             Some(NatsCredentials::Creds(creds)) => ("credentials.creds", creds),
         };
         if value.trim().is_empty() {
             let problem = "must not be empty; leave credentials out where NATS asks for none";
             return Err(invalid(field, problem));
         }
-        Ok(())
+        match &self.credentials {
+            Some(NatsCredentials::Nkey(seed)) if !is_seed_of_user(seed) => Err(invalid(
+                "credentials.nkey",
+                "must be the seed of a user, 58 characters that begin with SU",
+            )),
+            _ => Ok(()),
+        }
     }
+}
+
+/// Whether the text has the form of a user's seed. The client would only tell that it cannot log in.
+fn is_seed_of_user(text: &str) -> bool {
+    let is_base32 = |byte: u8| matches!(byte, b'A'..=b'Z' | b'2'..=b'7');
+    text.len() == 58 && text.starts_with("SU") && text.bytes().all(is_base32)
 }
 
 fn checked(server: &str) -> Result<ServerAddr, EngineError> {
     // The text may hold a password, so the error does not repeat it.
     if server.contains('@') {
-        let problem = "must not hold a user, password or token; use credentials";
+        let problem = "must not hold a user, password or token; use credentials (--nats-username, --nats-token-file)";
         return Err(invalid("servers", problem));
     }
     let problem = |text: &str| invalid("servers", format!("{text}, got {server:?}"));
@@ -198,6 +213,7 @@ impl fmt::Debug for NatsCredentials {
                 .field("user", user)
                 .finish_non_exhaustive(),
             Self::Token(_) => f.write_str("Token(hidden)"),
+            Self::Nkey(_) => f.write_str("Nkey(hidden)"),
             Self::Creds(_) => f.write_str("Creds(hidden)"),
         }
     }
@@ -265,6 +281,7 @@ mod tests {
         };
         let token = NatsCredentials::Token(" ".into());
         let creds = NatsCredentials::Creds(String::new());
+        let nkey = NatsCredentials::Nkey("UABC".into());
         let cases = [
             (servers(&[]), "servers"),
             (servers(&[""]), "servers"),
@@ -275,6 +292,7 @@ mod tests {
             (with_credentials(nameless), "credentials.user"),
             (with_credentials(token), "credentials.token"),
             (with_credentials(creds), "credentials.creds"),
+            (with_credentials(nkey), "credentials.nkey"),
             (with(|it| it.connect_timeout = NONE), "connect_timeout"),
             (with(|it| it.ping_interval = NONE), "ping_interval"),
             (with(|it| it.max_message_bytes = 100), "max_message_bytes"),
@@ -296,6 +314,7 @@ mod tests {
                 password: secret(),
             },
             NatsCredentials::Token(secret()),
+            NatsCredentials::Nkey(secret()),
             NatsCredentials::Creds(secret()),
         ]
         .map(with_credentials);

@@ -243,6 +243,7 @@ fn with_credentials(
             Ok(options.user_and_password(user.clone(), password.clone()))
         }
         Some(NatsCredentials::Token(token)) => Ok(options.token(token.clone())),
+        Some(NatsCredentials::Nkey(seed)) => Ok(options.nkey(seed.clone())),
         // Omit the error: it could contain a part of the seed.
         Some(NatsCredentials::Creds(creds)) => options.credentials(creds).map_err(|_| {
             invalid(

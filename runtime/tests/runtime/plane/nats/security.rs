@@ -101,6 +101,21 @@ async fn a_token_gets_in() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
+/// The key was created for this test only: it gives access to nothing else.
+#[tokio::test]
+async fn an_nkey_gets_in() {
+    let server = NatsServer::start_with(
+        "authorization { users = [ { nkey: UBDJA24MD3XJXJ5AMQZX37L45INOZKUXAMLFKHPGFMRWTGWIPFSJPDDY } ] }\n",
+    )
+    .await;
+    let seed = "SUAM4YNMZZU7GICAXGOWCFB24DXIXRYLPLZ7J7GHYMUS3SPJECGBAI735E";
+    let config = NatsConfig {
+        credentials: Some(NatsCredentials::Nkey(seed.into())),
+        ..server.config()
+    };
+    serves_and_is_called(&config).await;
+}
+
 /// An operator, an account and its user, created for this test only: the file gives access to nothing else.
 #[tokio::test]
 async fn a_creds_file_gets_in() {
