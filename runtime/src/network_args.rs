@@ -1,5 +1,7 @@
 //! [`NetworkArgs`]: the flags of discovery and the request plane, and the runtime built from them.
 
+#[cfg(any(feature = "etcd", feature = "nats"))]
+mod flags;
 mod kinds;
 mod nats_login;
 mod wire_tls;
@@ -312,7 +314,8 @@ impl NetworkArgs {
             ..EtcdConfig::default()
         };
         // The client's tasks run on the runtime that creates it.
-        let etcd = vital.run(EtcdDiscovery::connect(config)).await?;
+        let etcd = vital.run(EtcdDiscovery::connect(config)).await;
+        let etcd = etcd.map_err(flags::named_by_flag)?;
         Ok(Arc::new(VitalDiscovery::new(Arc::new(etcd), vital.clone())))
     }
 
@@ -396,7 +399,8 @@ impl NetworkArgs {
             tls: self.nats_login.tls()?,
             ..NatsConfig::default()
         };
-        let plane = WirePlane::nats_on(vital.clone(), config, self.wire_config()?, metrics)?;
+        let plane = WirePlane::nats_on(vital.clone(), config, self.wire_config()?, metrics)
+            .map_err(flags::named_by_flag)?;
         if self.request_plane.is_some() {
             return Ok(Arc::new(plane));
         }
@@ -554,5 +558,24 @@ mod tests {
             .await
             .unwrap_err();
         assert!(error.to_string().contains("--wire-secret-file"), "{error}");
+    }
+
+    #[cfg(all(feature = "etcd", feature = "nats"))]
+    #[tokio::test]
+    async fn a_wrong_setting_of_a_server_is_named_by_its_flag() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = format!("--discovery-path={}", folder.path().display());
+        let cases: [(&[&str], &str); 2] = [
+            (&["--etcd-endpoints=https://a"], "--etcd-ca"),
+            (
+                &[directory.as_str(), "--nats-server=nats://ann:hunter2@a"],
+                "--nats-server",
+            ),
+        ];
+        for (words, flag) in cases {
+            let runtime = args(words).runtime(Reach::OtherProcesses).await;
+            let error = runtime.unwrap_err();
+            assert_eq!(error.at().map(|at| at.name()), Some(flag), "{error}");
+        }
     }
 }

@@ -248,7 +248,7 @@ fn with_credentials(
         Some(NatsCredentials::Creds(creds)) => options.credentials(creds).map_err(|_| {
             invalid(
                 "credentials.creds",
-                "is no .creds file; give its content, and not its path",
+                "must be the content of a .creds file, with a JWT and a seed",
             )
         }),
     }
