@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::{Code, Status};
 
 use super::client::Client;
-use super::config::{EtcdConfig, invalid};
+use super::config::{EtcdConfig, EtcdTls, invalid};
 use crate::discovery::{Outage, lease_lost};
 
 /// Why an operation failed.
@@ -164,7 +164,7 @@ impl Sessions {
             }
         }
         let problem = told(&problems);
-        let mend = mend(&problem);
+        let mend = mend(&problem, self.config.tls.as_ref());
         let message = format!("discovery: {what} failed on etcd at {self}: {problem}; {mend}");
         let error = EngineError::new(ErrorKind::Unavailable, message);
         Err(Failure::Other(error))
@@ -259,6 +259,8 @@ const NO_TOKEN: &str = "etcdserver: user name is empty";
 
 /// Pause between the attempts while the servers elect a leader, which takes them a second or two.
 const ELECTION_PAUSE: Duration = Duration::from_millis(250);
+/// How etcd refuses a wrong password, or a user that it does not know.
+const WRONG_PASSWORD: &str = "authentication failed";
 
 /// How etcd refuses to store anything once its database has reached its quota.
 const NO_SPACE: &str = "database space exceeded";
@@ -277,12 +279,32 @@ fn told(problems: &[(&str, String)]) -> String {
 fn lacks_leader((_, problem): &(&str, String)) -> bool {
     problem.starts_with("etcdserver: ") && problem.contains("leader")
 }
+/// How a connection fails that the server ends. A server that refuses our certificate may do so before we read why.
+const ENDED: [&str; 4] = [
+    "broken pipe",
+    "connection closed",
+    "connection reset",
+    "received fatal alert",
+];
 
 /// What helps against the problems of an operation.
-fn mend(problem: &str) -> &'static str {
-    match problem.contains(NO_SPACE) {
-        true => "make room there with `etcdctl compact` and `defrag`, then `etcdctl alarm disarm`",
-        false => "check that it runs and can be reached, then try again",
+fn mend(problem: &str, tls: Option<&EtcdTls>) -> &'static str {
+    let is_ended = ENDED.iter().any(|text| problem.contains(text));
+    match tls {
+        _ if problem.contains(NO_SPACE) => {
+            "make room there with `etcdctl compact` and `defrag`, then `etcdctl alarm disarm`"
+        }
+        Some(_) if problem.contains("invalid peer certificate") => {
+            "check --etcd-ca, and that the server's certificate is valid now and for the host in --etcd-endpoints"
+        }
+        Some(tls) if is_ended && tls.identity.is_none() => {
+            "check that it runs, and whether it asks for a certificate of ours (--etcd-cert)"
+        }
+        Some(_) if is_ended => {
+            "check that it runs, and that it trusts --etcd-cert: valid now, for client authentication, signed by an authority of its"
+        }
+        None if is_ended => "check that it runs, and whether it speaks TLS (https://, --etcd-ca)",
+        Some(_) | None => "check that it runs and can be reached, then try again",
     }
 }
 
@@ -308,8 +330,16 @@ fn definitive(what: &str, status: &Status, has_credentials: bool) -> Option<Fail
     match status.code() {
         Code::NotFound => Some(Failure::NotFound),
         Code::InvalidArgument if needs_token => None,
-        Code::PermissionDenied => refused("grant the user a role that may read and write it"),
-        Code::InvalidArgument => refused("check etcd.credentials and the size of the entry"),
+        Code::PermissionDenied => {
+            refused("grant the user a role that may read and write the prefix genset/v1/")
+        }
+        Code::InvalidArgument if status.message() == NO_TOKEN => {
+            refused("it requires a user: give --etcd-username and --etcd-password-file")
+        }
+        Code::InvalidArgument if status.message().contains(WRONG_PASSWORD) => {
+            refused("check --etcd-username and the password in --etcd-password-file")
+        }
+        Code::InvalidArgument => refused("check the size of the entry"),
         _ => None,
     }
 }
@@ -352,6 +382,7 @@ impl Pauses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls_identity::TlsIdentity;
 
     #[test]
     fn a_request_is_sent_again_if_a_new_token_helps() {
@@ -406,9 +437,50 @@ mod tests {
 
     #[test]
     fn a_full_etcd_is_not_told_as_one_that_cannot_be_reached() {
-        let full = mend("etcdserver: mvcc: database space exceeded");
+        let full = mend("etcdserver: mvcc: database space exceeded", None);
         assert!(full.contains("alarm disarm"), "{full}");
-        assert!(mend("no answer in 2.5 s").contains("can be reached"));
+        assert!(mend("no answer in 2.5 s", None).contains("can be reached"));
+    }
+
+    /// The texts are those that etcd 3.4 caused.
+    #[test]
+    fn an_error_of_tls_names_the_flag_that_mends_it() {
+        let tls = |identity| EtcdTls {
+            ca_pem: String::new(),
+            identity,
+            server_name: None,
+        };
+        let identity = TlsIdentity {
+            certificate_pem: String::new(),
+            key_pem: String::new(),
+        };
+        let (without, with) = (tls(None), tls(Some(identity)));
+        let ended = "transport error: connection error: stream closed because of a broken pipe";
+        let stranger = "invalid peer certificate: UnknownIssuer: transport error";
+        let refused = "transport error: connection error: received fatal alert: BadCertificate";
+        for (problem, tls, flag) in [
+            (ended, None, "--etcd-ca"),
+            (ended, Some(&without), "(--etcd-cert)"),
+            (ended, Some(&with), "trusts --etcd-cert"),
+            (refused, Some(&with), "trusts --etcd-cert"),
+            (stranger, Some(&without), "--etcd-ca"),
+        ] {
+            let mend = mend(problem, tls);
+            assert!(mend.contains(flag), "{problem}: {mend}");
+        }
+    }
+
+    #[test]
+    fn a_refused_login_is_told_apart_from_a_large_entry() {
+        let refused = |message: &str| {
+            let status = Status::invalid_argument(message);
+            let failure = definitive("putting a", &status, false).unwrap();
+            EngineError::from(failure).to_string()
+        };
+        let wrong = "etcdserver: authentication failed, invalid user ID or password";
+        assert!(refused(wrong).contains("--etcd-password-file"));
+        assert!(refused(NO_TOKEN).contains("requires a user"));
+        assert!(refused("etcdserver: request is too large").contains("size"));
     }
 
     /// So the last line never says that discovery cannot be watched when it can.
