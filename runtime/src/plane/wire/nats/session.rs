@@ -156,15 +156,19 @@ impl Session {
     fn refused(&self, error: &ConnectError) -> EngineError {
         match error.kind() {
             ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-                let servers = self.server_names();
-                invalid("credentials", format!("{servers} refused them: {error}"))
+                let (servers, mend) = (self.server_names(), login_mend(&self.config));
+                let problem = format!("{servers} refused them: {error}; {mend}");
+                invalid("credentials", problem)
             }
             ConnectErrorKind::ServerParse
             | ConnectErrorKind::Dns
             | ConnectErrorKind::TimedOut
             | ConnectErrorKind::Tls
             | ConnectErrorKind::Io
-            | ConnectErrorKind::MaxReconnects => self.unavailable(&error.to_string()),
+            | ConnectErrorKind::MaxReconnects => {
+                let problem = error.to_string();
+                self.unavailable(&format!("{problem}{}", tls_mend(&problem)))
+            }
         }
     }
 
@@ -181,6 +185,32 @@ impl Session {
 
     fn server_names(&self) -> String {
         self.config.servers.join(", ")
+    }
+}
+
+/// What helps where the servers do not let us in.
+fn login_mend(config: &NatsConfig) -> &'static str {
+    match &config.credentials {
+        None => "give --nats-creds, --nats-username, --nats-token-file or --nats-nkey-file",
+        Some(NatsCredentials::UserPassword { .. }) => {
+            "check --nats-username and the password in --nats-password-file"
+        }
+        Some(NatsCredentials::Token(_)) => "check --nats-token-file",
+        Some(NatsCredentials::Nkey(_)) => "check that the servers list the key of --nats-nkey-file",
+        Some(NatsCredentials::Creds(_)) => {
+            "check that --nats-creds is of an account that the servers know, and has not expired"
+        }
+    }
+}
+
+/// What helps where certificates do not fit, to append to the problem.
+fn tls_mend(problem: &str) -> &'static str {
+    if problem.contains("invalid peer certificate") {
+        "; check --nats-ca, and that the server's certificate is valid now and for the host in --nats-server"
+    } else if problem.contains("received fatal alert") {
+        "; check --nats-cert: the server may ask for a certificate, which must be valid now and signed by an authority of its"
+    } else {
+        ""
     }
 }
 
@@ -406,6 +436,31 @@ mod tests {
         assert!(error().contains("authorization violation"), "{}", error());
         session.reports.note(&Event::Connected);
         assert!(!error().contains("authorization violation"), "{}", error());
+    }
+
+    #[test]
+    fn an_error_names_the_flag_that_mends_it() {
+        let session = |credentials| {
+            let config = NatsConfig {
+                credentials,
+                ..NatsConfig::default()
+            };
+            Session::try_new(config).unwrap()
+        };
+        let token = Some(NatsCredentials::Token("t".into()));
+        for (credentials, flag) in [(None, "give --nats-creds"), (token, "--nats-token-file")] {
+            let error = ConnectError::new(ConnectErrorKind::AuthorizationViolation);
+            let error = session(credentials).refused(&error).to_string();
+            assert!(error.contains(flag), "{error}");
+        }
+        for (text, flag) in [
+            ("invalid peer certificate: UnknownIssuer", "--nats-ca"),
+            ("received fatal alert: BadCertificate", "--nats-cert"),
+        ] {
+            let error = ConnectError::with_source(ConnectErrorKind::Io, text);
+            let error = session(None).refused(&error).to_string();
+            assert!(error.contains(flag), "{error}");
+        }
     }
 
     /// As where the user may not publish: the server reports each message.
