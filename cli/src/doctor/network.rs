@@ -1,17 +1,20 @@
 //! Whether discovery and the broker are reachable, and how fast, and whether a worker could be listed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::{EngineError, ErrorKind};
+use futures_util::stream;
+use genset_backend_common::{EngineError, ErrorKind, RequestContext, async_trait};
 use genset_runtime::discovery::all_instances;
+use genset_runtime::plane::{Handler, ResponseStream};
 use genset_runtime::{
-    DiscoveryBackend, ModelDirectory, NetworkArgs, Reach, RequestPlaneKind, Runtime,
+    DiscoveryBackend, EndpointName, ModelDirectory, NetworkArgs, Reach, RequestPlaneKind, Runtime,
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::finding::Finding;
+use super::finding::{Finding, Level};
 use crate::fleet;
 
 /// The time limit for a server's answer.
@@ -34,8 +37,14 @@ pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
     };
     let mut findings = discovery(args, backend).await;
     if plane == RequestPlaneKind::Nats {
+        let mut servers = Vec::new();
         for server in args.nats_servers() {
-            findings.push(nats(&server).await);
+            servers.push(nats(&server).await);
+        }
+        let is_there = servers.iter().any(|server| server.level == Level::Ok);
+        findings.extend(servers);
+        if is_there {
+            findings.extend(nats_login(args).await);
         }
     }
     findings
@@ -67,6 +76,9 @@ async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding
     let began = Instant::now();
     let runtime = match timeout(PATIENCE, args.runtime(Reach::OtherProcesses)).await {
         Ok(Ok(runtime)) => runtime,
+        Ok(Err(error)) if is_of_the_plane(&error) => {
+            return vec![unusable("the request plane", &error, mend)];
+        }
         Ok(Err(error)) => return vec![unusable(&name, &error, mend)],
         Err(_) => return vec![silent(&name, mend)],
     };
@@ -151,7 +163,14 @@ async fn workers(runtime: &Runtime) -> Vec<Finding> {
     reasons.into_iter().map(finding).collect()
 }
 
-/// The finding for an error of discovery.
+/// Whether the error is of a setting of the request plane: a runtime has both.
+fn is_of_the_plane(error: &EngineError) -> bool {
+    let discoverys = ["--discovery", "--etcd", "etcd."];
+    let is_discoverys = |name: &str| discoverys.iter().any(|prefix| name.starts_with(prefix));
+    error.at().is_some_and(|at| !is_discoverys(at.name()))
+}
+
+/// The finding for an error of discovery or of the request plane.
 fn unusable(name: &str, error: &EngineError, mend: &str) -> Finding {
     let mend = match error.kind() == ErrorKind::InvalidArgument {
         true => "mend the setting that the line names",
@@ -188,6 +207,43 @@ async fn nats(server: &str) -> Finding {
         Ok(Ok(_)) => Finding::problem(format!("what listens at {address} is no NATS server"), mend),
         Ok(Err(error)) => Finding::problem(format!("NATS at {address}: {error}"), mend),
         Err(_) => Finding::problem(format!("NATS at {address} does not answer"), mend),
+    }
+}
+
+/// Whether a worker could be called over NATS: whether the servers let this process in, and let it publish and subscribe.
+/// `None` where a setting is wrong, which the finding about discovery says.
+async fn nats_login(args: &NetworkArgs) -> Option<Finding> {
+    let opened = timeout(PATIENCE, args.runtime(Reach::OtherProcesses));
+    let runtime = opened.await.ok()?.ok()?;
+    let served = timeout(PATIENCE, served_unlisted(&runtime)).await;
+    runtime.shutdown().await;
+    let name = "no worker can be called over NATS";
+    let mend = "the user needs the right to publish and to subscribe to genset.v1.wire.>";
+    Some(match served {
+        Ok(Ok(())) => Finding::ok("NATS lets this process in, and lets it publish and subscribe"),
+        Ok(Err(error)) => unusable(name, &error, mend),
+        Err(_) => silent(name, mend),
+    })
+}
+
+/// Serves what nobody is told of, for a moment.
+async fn served_unlisted(runtime: &Runtime) -> Result<(), EngineError> {
+    let name = EndpointName::try_new("genset", "doctor", "login")?;
+    let handler: Arc<dyn Handler<(), ()>> = Arc::new(Nothing);
+    runtime.endpoint(name).serve(handler).await.map(drop)
+}
+
+/// Answers with nothing.
+struct Nothing;
+
+#[async_trait]
+impl Handler<(), ()> for Nothing {
+    async fn handle(
+        &self,
+        (): (),
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<()>, EngineError> {
+        Ok(Box::pin(stream::empty()))
     }
 }
 

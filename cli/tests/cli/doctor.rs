@@ -5,8 +5,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::process::Command;
+use tokio::task::JoinSet;
 
 use crate::support::{Ended, genset, run_with, tiny_chat};
 
@@ -212,6 +214,52 @@ async fn a_server_that_is_not_there_is_a_problem() {
         );
     }
     assert!(!ended.stdout.contains('\x1b'), "no colours in a pipe");
+}
+
+/// A server that lets nobody in. Each connection but the first logs in.
+async fn refuse_logins(listener: TcpListener) {
+    loop {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let greeting = b"INFO {\"max_payload\":1048576,\"headers\":true}\r\n";
+        stream.write_all(greeting).await.unwrap();
+        let mut said = [0; 4096];
+        if stream.read(&mut said).await.unwrap_or(0) > 0 {
+            let refusal = b"-ERR 'Authorization Violation'\r\n";
+            stream.write_all(refusal).await.unwrap();
+            while stream.read(&mut said).await.unwrap_or(0) > 0 {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_nats_that_refuses_the_login_is_a_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut server = JoinSet::new();
+    server.spawn(refuse_logins(listener));
+    let mut command = doctor(&["--http-port=0"], &folder);
+    command.env("NATS_SERVER", format!("nats://{address}"));
+    let ended = run_with(command, b"").await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    for expected in [
+        &*format!("ok       NATS at {address} answers"),
+        "problem  no worker can be called over NATS: ",
+        "--nats-creds",
+    ] {
+        assert!(ended.stdout.contains(expected), "{expected}: {ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_setting_of_nats_is_not_told_of_etcd() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = doctor(&["--http-port=0"], &folder);
+    command.env("NATS_SERVER", "nats://ann:hunter2@127.0.0.1:1");
+    let ended = run_with(command, b"").await;
+    let expected = "problem  the request plane: --nats-server: ";
+    assert!(ended.stdout.contains(expected), "{ended:?}");
+    assert!(!ended.stdout.contains("hunter2"), "{ended:?}");
 }
 
 #[tokio::test]
