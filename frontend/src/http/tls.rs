@@ -32,21 +32,24 @@ mod present {
         /// # Errors
         /// When one of them is invalid, or they do not belong together.
         pub(in crate::http) fn try_new(tls: &FrontendTls) -> io::Result<Self> {
-            let wrong = |what: &str, problem: String| {
+            let wrong = |what: &str, problem: &str| {
                 io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: {problem}"))
             };
+            // Omit the errors: they could contain the key, which may be in either file.
             let chain = CertificateDer::pem_slice_iter(tls.certificate_pem.as_bytes());
-            let chain = chain.collect::<Result<Vec<_>, _>>();
-            let chain = chain.map_err(|error| wrong("--http-tls-cert", error.to_string()))?;
+            let chain: Vec<_> = chain.collect::<Result<_, _>>().unwrap_or_default();
+            if chain.is_empty() {
+                return Err(wrong("--http-tls-cert", "holds no certificate in PEM"));
+            }
             let key = PrivateKeyDer::from_pem_slice(tls.key_pem.as_bytes());
-            let key = key.map_err(|error| wrong("--http-tls-key", error.to_string()))?;
+            let key = key.map_err(|_| wrong("--http-tls-key", "holds no private key in PEM"))?;
             let provider = Arc::new(ring::default_provider());
             let config = ServerConfig::builder_with_provider(provider)
                 .with_protocol_versions(&[&TLS13, &TLS12])
                 .map(|config| config.with_no_client_auth())
                 .and_then(|config| config.with_single_cert(chain, key));
             let mut config = config
-                .map_err(|error| wrong("--http-tls-cert and --http-tls-key", error.to_string()))?;
+                .map_err(|error| wrong("--http-tls-cert and --http-tls-key", &error.to_string()))?;
             config.alpn_protocols = vec![b"http/1.1".to_vec()];
             Ok(Self(TlsAcceptor::from(Arc::new(config))))
         }

@@ -314,3 +314,30 @@ async fn what_cannot_be_used_is_refused_before_the_server_listens() {
         assert!(error.contains(says), "{error}");
     }
 }
+
+/// As where a variable lost the line breaks. The library's error has every byte of the key as a number.
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn a_key_without_line_breaks_is_in_no_error() {
+    use genset_frontend::{FrontendServer, FrontendTls};
+    use genset_runtime::Runtime;
+
+    let made = rcgen::generate_simple_self_signed(["localhost".into()]).expect("a certificate");
+    let key = made.signing_key.serialize_pem().replace('\n', "");
+    for (certificate_pem, says) in [
+        (made.cert.pem(), "--http-tls-key: holds no private key"),
+        (key.clone(), "--http-tls-cert: holds no certificate"),
+    ] {
+        let tls = FrontendTls {
+            certificate_pem,
+            key_pem: key.clone(),
+        };
+        let config = FrontendConfig {
+            tls: Some(tls),
+            ..config()
+        };
+        let error = FrontendServer::bind(&Runtime::in_process(), config).await;
+        let error = error.expect_err("it is refused").to_string();
+        assert!(error.contains(says) && !error.contains('['), "{error}");
+    }
+}
