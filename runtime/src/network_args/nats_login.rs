@@ -6,7 +6,7 @@ use clap::Args;
 
 #[cfg(feature = "nats")]
 use {
-    super::{identity_of, text_of},
+    super::{identity_of, text_of_file},
     crate::plane::{NatsCredentials, NatsTls},
     genset_backend_common::EngineError,
 };
@@ -58,7 +58,7 @@ impl NatsLoginArgs {
     /// `InvalidArgument`, naming the flag with an unreadable file, or flags that exclude each other.
     pub(super) fn credentials(&self) -> Result<Option<NatsCredentials>, EngineError> {
         let read = |flag: &str, path: &PathBuf| {
-            let text = text_of(flag, path);
+            let text = text_of_file(flag, path);
             text.map(|text| text.trim().to_owned())
         };
         let user = self
@@ -73,7 +73,7 @@ impl NatsLoginArgs {
         ) {
             (None, None, None, None) => Ok(None),
             (Some(file), None, None, None) => {
-                let creds = text_of("--nats-creds", file)?;
+                let creds = text_of_file("--nats-creds", file)?;
                 Ok(Some(NatsCredentials::Creds(creds)))
             }
             (None, Some((user, file)), None, None) => Ok(Some(NatsCredentials::UserPassword {
@@ -102,7 +102,7 @@ impl NatsLoginArgs {
     /// `InvalidArgument`, naming the flag with an unreadable file.
     pub(super) fn tls(&self) -> Result<Option<NatsTls>, EngineError> {
         let authorities = self.nats_ca.as_ref();
-        let ca_pem = authorities.map(|path| text_of("--nats-ca", path));
+        let ca_pem = authorities.map(|path| text_of_file("--nats-ca", path));
         let ca_pem = ca_pem.transpose()?;
         let identity = identity_of(
             ("--nats-cert", &self.nats_cert),
