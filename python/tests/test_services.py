@@ -293,6 +293,40 @@ def test_what_does_not_end_after_its_drain_is_killed(
     assert "not over after 0 s: killing all" in capsys.readouterr().out
 
 
+def test_a_service_drains_after_those_that_depend_on_it() -> None:
+    @service()
+    class Front:
+        back = depends(Quoting)
+
+        @endpoint()
+        async def generate(self, request: Any) -> Any: ...
+
+    told: list[str] = []
+
+    class Running:
+        def __init__(self, title: str) -> None:
+            self.title = title
+
+        def get_returncode(self) -> None:
+            return None
+
+        def terminate(self) -> None:
+            told.append(self.title)
+
+    async def test() -> None:
+        processes = [serve.Process(spec, spec.name, {}) for spec in ServiceSpec.of(Front).graph()]
+        supervisor = serve.Supervisor("graph:Front", processes)
+        supervisor._running = {each.title: (each, cast(Any, Running(each.title))) for each in processes}
+        supervisor._stop()
+        assert told == ["Front"]
+        del supervisor._running["Front"]
+        supervisor._drain_unneeded()
+        supervisor._drain_unneeded()
+        assert told == ["Front", "Quoting"]
+
+    asyncio.run(test())
+
+
 def test_each_method_of_on_shutdown_is_called_also_after_one_that_failed() -> None:
     called: list[str] = []
 

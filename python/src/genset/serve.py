@@ -1,8 +1,8 @@
 """`genset serve MODULE:CLASS`: a class, and the services it depends on, each in processes of their own.
 
 A process that dies is started again after a pause that doubles, five times in a row; then all end, and its last lines are shown.
-What it started and left running is killed. SIGINT, SIGTERM or SIGHUP drains all; a SIGINT or SIGTERM during the drain kills. What is
-left after 75 s is killed.
+What it started and left running is killed. SIGINT, SIGTERM or SIGHUP drains all, each service after those that depend on it; a SIGINT
+or SIGTERM during the drain kills. What is left after 75 s is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from genset.runtime import KILL_S
+from genset.runtime import GRACE_S, KILL_S
 from genset.sdk import SERVICE_ARGS, ServiceSpec, parse_cpu, parse_gpus
 
 CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
@@ -337,7 +337,9 @@ class Supervisor:
     def __init__(self, target: str, processes: Sequence[Process]) -> None:
         self._target = target
         self._processes = processes
-        self._running: dict[str, asyncio.SubprocessTransport] = {}
+        self._running: dict[str, tuple[Process, asyncio.SubprocessTransport]] = {}
+        self._told: set[str] = set()
+        """The titles of the processes that were told to drain. Told twice, they stop at once."""
         self._stopping = asyncio.Event()
         self._failed = False
 
@@ -367,13 +369,26 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._stopping.set()
-        for running in self._running.values():
-            _terminate(running)
+        self._drain_unneeded()
+        loop = asyncio.get_running_loop()
+        # The requests of those that were told first are over by now.
+        loop.call_later(GRACE_S, self._drain, self._processes)
         # After its drain a process may still wait for a thread or a child.
-        asyncio.get_running_loop().call_later(KILL_S, self._kill, f"not over after {KILL_S:g} s")
+        loop.call_later(KILL_S, self._kill, f"not over after {KILL_S:g} s")
+
+    def _drain_unneeded(self) -> None:
+        """Drains the processes on which no running one depends: requests in progress may call the others."""
+        needed = {other for process, _ in self._running.values() for other in process.spec.dependencies.values()}
+        self._drain(process for process, _ in self._running.values() if process.spec.cls not in needed)
+
+    def _drain(self, processes: Iterable[Process]) -> None:
+        for title in [process.title for process in processes if process.title in self._running]:
+            if title not in self._told:
+                self._told.add(title)
+                _terminate(self._running[title][1])
 
     def _kill(self, why: str) -> None:
-        for running in self._running.values():
+        for _, running in self._running.values():
             _kill_group(running)
         _say(f"{why}: killing all")
 
@@ -421,15 +436,17 @@ class Supervisor:
             # This process passes Ctrl-C on itself. And it can kill what a service leaves behind as a group.
             start_new_session=True,
         )
-        self._running[process.title] = running
+        self._running[process.title] = process, running
         if self._stopping.is_set():
-            _terminate(running)
+            self._drain_unneeded()
         await output.died.wait()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(output.closed.wait(), LAST_WORDS_S)
         _kill_group(running)
         running.close()
         del self._running[process.title]
+        if self._stopping.is_set():
+            self._drain_unneeded()
         code = running.get_returncode()
         assert code is not None
         return code, output.lines
