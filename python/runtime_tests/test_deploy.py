@@ -198,6 +198,12 @@ def test_each_container_of_compose_has_devices_of_its_own(
         "large-1": (1, devices("2", "3")),
         "small": (1, devices("4")),
     }
+    assert {name: services[name]["depends_on"] for name in given} == {
+        "plain": ["etcd"],
+        "large-0": ["etcd", "plain"],
+        "large-1": ["etcd", "plain"],
+        "small": ["etcd", "large-0", "large-1"],
+    }
     assert services["large-1"]["command"][-1] == "Large"
     # In Kubernetes each pod gets a number of devices.
     manifests = yaml.safe_load_all((tmp_path / "out/graph.yaml").read_text())

@@ -184,12 +184,16 @@ def compose(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub()) 
         },
     }
     devices = map(str, itertools.count())
+    known = {each.spec.cls: each.names("compose") for each in services}
     for each in services:
-        names = each.names("compose")
+        names = known[each.spec.cls]
+        # Compose stops a container before those that it depends on, which its requests in progress may still call.
+        needed = [name for other in each.spec.dependencies.values() for name in known.get(other, [])]
         for name in names:
             # With a `count` every container would get the machine's first devices.
             mine = list(itertools.islice(devices, each.gpus))
             made[name] = _compose_service(each, each.spec.workers // len(names), mine, hub)
+            made[name]["depends_on"] = ["etcd", *needed]
     whole: dict[str, Any] = {"services": made}
     if hub.cache:
         whole["volumes"] = {hub.cache: {}}
@@ -212,7 +216,6 @@ def _compose_service(each: _Deployed, replicas: int, devices: Sequence[str], hub
         "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()} | hub.environment | token,
         **({"volumes": [f"{hub.cache}:{MODEL_CACHE}"]} if hub.cache else {}),
         "healthcheck": _healthcheck(STATUS_PORT, "/ready", 3),
-        "depends_on": ["etcd"],
         "stop_grace_period": f"{GRACE_S}s",
         "restart": "on-failure",
         "deploy": {"replicas": replicas, "resources": resources},
