@@ -61,7 +61,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
     /// Waits until at least one instance is live.
     ///
     /// # Errors
-    /// `Unavailable`, naming the endpoint, if no instance appeared within `timeout`.
+    /// `Unavailable`, naming the endpoint, if no instance appeared within `timeout`; it says so if discovery cannot be reached.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -71,8 +71,12 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         match tokio::time::timeout(timeout, some).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => {
+                let problem = match self.endpoint.runtime().discovery().outages().get() {
+                    0 => "is a worker running?",
+                    _ => "discovery cannot be reached",
+                };
                 let message = format!(
-                    "no instance of {} appeared within {} s; is a worker running?",
+                    "no instance of {} appeared within {} s; {problem}",
                     self.endpoint.name(),
                     timeout.as_secs_f64()
                 );

@@ -101,8 +101,8 @@ class Runtime:
         no fleet: served endpoints are found only in this process. The port of `status_port` opens at once, that of `GENSET_STATUS_PORT`
         when something is served.
 
-        Raises ValueError for an unknown option, `Unavailable` if a server cannot be reached, `InvalidArgument` if the process cannot
-        listen on the status port.
+        Raises ValueError for an unknown option, `InvalidArgument` if the process cannot listen on the status port. Servers are first
+        needed when something is served or called: if they cannot be reached, that raises `Unavailable` or `CannotConnect`.
         """
         flags = [_flag(name, value) for name, value in options.items() if value is not None]
         bridge = Bridge()

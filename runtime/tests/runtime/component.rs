@@ -229,6 +229,12 @@ async fn discovery_that_is_away_from_the_start_is_counted_and_logged_once_a_minu
         tokio::time::sleep(Duration::from_secs(59)).await;
         assert_eq!((log.lines(), away.outages.get()), (lines, 1));
     }
+    let second = Duration::from_secs(1);
+    let error = client.wait_for_instances(second).await.unwrap_err();
+    assert!(
+        error.message().ends_with("discovery cannot be reached"),
+        "{error}"
+    );
     away.is_back.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!((log.lines(), away.outages.get()), (4, 0));
