@@ -15,7 +15,7 @@ from genset import EngineConfig, WorkerConfig
 from genset._frames import pack, unpack
 from genset.exceptions import InvalidArgument
 from genset.llm import ModelType, register_llm
-from genset.runtime import _flag
+from genset.runtime import Endpoint, _flag
 
 
 def refused(declare: Any, **options: Any) -> str:
@@ -147,3 +147,18 @@ def test_a_config_of_a_worker_is_refused_where_it_is_made() -> None:
     assert refused(WorkerConfig, canary_timeout=0).startswith("canary_timeout: must be more than 0")
     assert refused(WorkerConfig, engine_restarts=-1).startswith("engine_restarts: -1 is no whole number")
     assert refused(WorkerConfig, user_data={"at": math.nan}).startswith("user_data: is not what JSON can hold")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_requests": 0}, "max_requests: 0 is no whole number from 1 to"),
+        ({"grace": -1}, "grace: -1 is no number of seconds from 0"),
+        ({"grace": math.nan}, "grace: nan is no number of seconds from 0"),
+        ({"grace": "soon"}, "grace: must be a number"),
+    ],
+)
+def test_an_endpoint_s_limits_are_checked_before_it_is_served(options: dict[str, Any], problem: str) -> None:
+    endpoint = Endpoint(cast(Any, None), ("a", "b", "c"))
+    with pytest.raises(InvalidArgument, match=problem):
+        asyncio.run(endpoint.serve_endpoint(lambda request: request, **options))

@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeVar, cast, overload
 
 from genset import _logging
 from genset._bridge import Bridge, load_native
+from genset._checks import check_values
 from genset._client import Client, ResponseStream
 from genset._handler import CANCEL_GRACE_S, Answering, Codec, Handler, Plain, checked
 from genset._values import Record
@@ -319,8 +320,11 @@ class Endpoint:
         continue for `grace` seconds once the process drains; without it they are cancelled. Beyond `max_requests` at once, requests are
         refused as `Overloaded`.
 
-        Raises `InvalidArgument` if this process serves the endpoint already.
+        Raises `InvalidArgument` if this process serves the endpoint already, or for a value out of range, such as a `max_requests` of 0.
         """
+        check_values(Endpoint.serve_endpoint, {"max_requests": max_requests, "grace": grace}, {}, {"max_requests": 1})
+        if not grace >= 0:
+            raise InvalidArgument(f"{grace!r} is no number of seconds from 0", field="grace")
         if metrics_labels:
             logger.warning("%s: metrics_labels have no effect, series have the labels of the model", self.name)
         if health_check_payload:
