@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from genset import EngineConfig, WorkerConfig
+from genset import EngineConfig, WorkerConfig, WorkerHandle
 from genset._frames import pack, unpack
 from genset.exceptions import InvalidArgument
 from genset.llm import ModelType, register_llm
@@ -162,3 +162,12 @@ def test_an_endpoint_s_limits_are_checked_before_it_is_served(options: dict[str,
     endpoint = Endpoint(cast(Any, None), ("a", "b", "c"))
     with pytest.raises(InvalidArgument, match=problem):
         asyncio.run(endpoint.serve_endpoint(lambda request: request, **options))
+
+
+def test_a_count_that_a_load_does_not_have_is_refused() -> None:
+    published: list[Any] = []
+    worker = WorkerHandle(published.append)
+    worker.publish_load({"running_requests": 3})
+    with pytest.raises(InvalidArgument, match="kv_active_blocks: is none of the counts of a load: running_requests, "):
+        worker.publish_load(cast(Any, {"kv_active_blocks": 3}))
+    assert published == [{"load": {"running_requests": 3}}]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgpack
 
 from genset._values import encode
-from genset.exceptions import Internal
-from genset.types import GenerateChunk, GenerateRequest, OutputOptions, SamplingOptions, StopConditions
+from genset.exceptions import Internal, InvalidArgument
+from genset.types import GenerateChunk, GenerateRequest, Load, OutputOptions, SamplingOptions, StopConditions
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +213,14 @@ def _known_reason(given: Any) -> str:
         names = ", ".join(sorted(set(_REASONS.values())))
         logger.warning("finish_reason %r is none of %s; it counts as stop", reason, names)
     return known or "stop"
+
+
+def load_event(load: Mapping[str, Any]) -> dict[str, Any]:
+    """A load as the worker reads it. Raises `InvalidArgument` for a count that a load does not have: the worker would ignore it."""
+    for name in load:
+        if name not in Load.__annotations__:
+            raise InvalidArgument(f"is none of the counts of a load: {', '.join(Load.__annotations__)}", field=name)
+    return {"load": dict(load)}
 
 
 def kv_event(data: Any, rank: int | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol, Union
 
 from genset._checks import check_limits, check_name, check_parsers, check_values, json_of
-from genset._convert import kv_event, request_to_wire
+from genset._convert import kv_event, load_event, request_to_wire
 from genset.exceptions import Internal, InvalidArgument, Unsupported
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
@@ -376,8 +376,8 @@ class WorkerHandle:
         self._progress(stage, fraction)
 
     def publish_load(self, load: Load) -> None:
-        """Publishes how busy the engine is; the last value counts."""
-        self._publish({"load": load})
+        """Publishes how busy the engine is; the last value counts. Raises `InvalidArgument` for a count that a `Load` does not have."""
+        self._publish(load_event(load))
 
     def publish_metrics(self, metrics: list[Metric]) -> None:
         """Sets series of the worker's `/metrics`; the last value of each counts."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genset import _model_files
-from genset._convert import Answer, kv_event, request_from_wire
+from genset._convert import Answer, kv_event, load_event, request_from_wire
 from genset._declared import warn_of_sampling
 from genset._frames import pack, unpack
 from genset._bodies import Bodies
@@ -527,8 +527,9 @@ class LoadPublisher(_Publisher):
     """Tells routers how busy the engine is."""
 
     def publish(self, load: Load) -> None:
-        """Sets the current load. Absent fields are 0, except `kv_total_blocks`, which is then that of `register_llm`."""
-        self._publish({"load": dict(load)})
+        """Sets the current load. Absent fields are 0, except `kv_total_blocks`, which is then that of `register_llm`. Raises `InvalidArgument`
+        for a count that a `Load` does not have."""
+        self._publish(load_event(load))
 
 
 class StepPublisher(_Publisher):
