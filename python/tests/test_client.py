@@ -221,18 +221,30 @@ def test_items_have_no_wrapper_to_ask_for() -> None:
 
 
 def test_a_request_on_the_loop_of_another_runtime_is_refused() -> None:
-    async def main() -> Client:
+    async def main() -> tuple[Client, ResponseStream]:
         bridge = Bridge.__new__(Bridge)
         bridge.loop, bridge._pid, bridge._is_open = asyncio.get_running_loop(), _bridge._pid, True
+        bridge._numbers, bridge.asked = itertools.count(1), weakref.WeakValueDictionary()
         bridge.check_here()
-        return Client(bridge, cast(Any, ReadyCaller()), "a.b.c")
+        client = Client(bridge, cast(Any, ReadyCaller()), "a.b.c")
+        return client, client.generate()
 
-    async def ask(client: Client) -> None:
-        for use in (client.generate, client.wait_for_instances):
+    async def ask(client: Client, stream: ResponseStream) -> None:
+        for use in (client.generate, client.wait_for_instances, stream.__anext__):
             with pytest.raises(RuntimeError, match="this runtime belongs to another event loop: connect one on this loop"):
                 await use()
 
-    asyncio.run(ask(asyncio.run(main())))
+    asyncio.run(ask(*asyncio.run(main())))
+
+
+def test_a_request_to_one_instance_needs_its_id() -> None:
+    async def main() -> None:
+        client = Client(cast(Bridge, FakeBridge()), cast(Any, ReadyCaller()), "a.b.c")
+        for none in (None, "7"):
+            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+                client.direct({}, cast(Any, none))
+
+    asyncio.run(main())
 
 
 def test_an_option_that_there_is_none_of_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
@@ -113,6 +114,7 @@ class ResponseStream(AsyncIterator[Any]):
     async def _wait(self) -> None:
         if self._reader is not None:
             raise RuntimeError("two tasks read one answer: give each a request of its own")
+        self._bridge.check_here()
         self._reader = self._bridge.loop.create_future()
         try:
             await self._reader
@@ -185,7 +187,7 @@ class Client:
 
     def direct(self, request: Any, instance_id: int, **options: Any) -> ResponseStream:
         """Sends a request to one instance; raises `NotFound` if it is not live."""
-        return self._ask("", instance_id, request, **options)
+        return self._ask("", operator.index(instance_id), request, **options)
 
     def _ask(
         self,
