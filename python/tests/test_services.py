@@ -110,6 +110,12 @@ def test_a_decorator_without_its_brackets_is_refused() -> None:
             cast(Any, decorator)(int)
 
 
+def test_a_hook_with_brackets_is_refused() -> None:
+    for hook, name in ((on_start, "on_start"), (on_shutdown, "on_shutdown")):
+        with pytest.raises(TypeError, match=f"write @{name}, without brackets"):
+            hook()
+
+
 @pytest.mark.parametrize("workers", [0, 1.5, "2"])
 def test_a_number_of_processes_is_checked_where_it_is_declared(workers: Any) -> None:
     with pytest.raises(ValueError, match="is no number of processes, at least 1"):

@@ -317,15 +317,20 @@ def _offer(model: str | None, model_type: ModelType | None, path: str | None, op
     return ModelOffer(model, kind, path or "", options)
 
 
-def on_start(method: Function) -> Function:
+def on_start(method: Function | None = None) -> Function:
     """Marks a method, a coroutine or not, that runs before the service is listed. If one fails, the service ends without `on_shutdown`."""
-    method.__dict__[_HOOK] = "start"
-    return method
+    return _hook(method, "start")
 
 
-def on_shutdown(method: Function) -> Function:
+def on_shutdown(method: Function | None = None) -> Function:
     """Marks a method, a coroutine or not, that runs after the service's requests have ended. Each runs, also after one that failed."""
-    method.__dict__[_HOOK] = "shutdown"
+    return _hook(method, "shutdown")
+
+
+def _hook(method: Function | None, when: str) -> Function:
+    if method is None:
+        raise TypeError(f"write @on_{when}, without brackets")
+    method.__dict__[_HOOK] = when
     return method
 
 
