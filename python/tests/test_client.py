@@ -237,6 +237,25 @@ def test_a_request_on_the_loop_of_another_runtime_is_refused() -> None:
     asyncio.run(ask(*asyncio.run(main())))
 
 
+def test_an_answer_is_awaited_once() -> None:
+    async def main() -> None:
+        bridge = cast(Bridge, FakeBridge())
+        failed, given, closed, empty = (ResponseStream(bridge, number) for number in range(4))
+        given.on_item(pack("only"))
+        await closed.aclose()
+        for stream in (failed, given, empty):
+            stream.on_end(Unavailable("it is gone") if stream is failed else None)
+        with pytest.raises(Unavailable):
+            await failed
+        assert await given == "only"
+        assert await empty is None
+        for stream in (failed, given, closed, empty):
+            with pytest.raises(RuntimeError, match="was read to its end or closed already: send the request again"):
+                await stream
+
+    asyncio.run(main())
+
+
 def test_a_request_to_one_instance_needs_its_id() -> None:
     async def main() -> None:
         client = Client(cast(Bridge, FakeBridge()), cast(Any, ReadyCaller()), "a.b.c")

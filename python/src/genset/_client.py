@@ -35,6 +35,8 @@ class ResponseStream(AsyncIterator[Any]):
         self._items: deque[bytes] = deque()
         self._ungranted = 0
         self._is_over = False
+        self._is_read = False
+        """Whether its end was read, or it was closed."""
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
 
@@ -45,6 +47,7 @@ class ResponseStream(AsyncIterator[Any]):
         while True:
             while not self._items:
                 if self._is_over:
+                    self._is_read = True
                     error, self._error = self._error, None
                     if error is None:
                         raise StopAsyncIteration
@@ -67,13 +70,16 @@ class ResponseStream(AsyncIterator[Any]):
     async def aclose(self) -> None:
         """Cancels the request if it is in progress. Nothing can be read after that."""
         self._items.clear()
-        self._is_over = True
+        self._is_over = self._is_read = True
         self._error = None
         if self._bridge.asked.pop(self._number, None) is not None and self._asking is not None:
             self._asking.cancel()
         self._wake()
 
     async def _only(self) -> Any:
+        if self._is_read:
+            # Not None, as if the handler had given nothing.
+            raise RuntimeError("this answer was read to its end or closed already: send the request again")
         try:
             first = await self.__anext__()
         except StopAsyncIteration:
