@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import contextlib
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 import msgpack
@@ -84,6 +84,15 @@ def test_an_answer_that_ended_is_not_stopped_while_its_handler_cleans_up() -> No
 
     asyncio.run(main())
     assert seen == [None]
+
+
+def test_a_handler_of_embeddings_is_told_what_it_gives() -> None:
+    _, encoder = Tokens("e").request(pack({"model": "m", "input": {"embed": [[1]]}}))
+    # Without an answer, and with a wrong one.
+    wrong: list[Callable[[], object]] = [encoder.finish, lambda: encoder.plain([0.5])]
+    for answer in wrong:
+        with pytest.raises(Internal, match=r"yield dictionaries such as \{'embeddings': "):
+            answer()
 
 
 def test_a_handler_is_not_called_for_a_request_that_was_stopped_before() -> None:

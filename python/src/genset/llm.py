@@ -347,13 +347,14 @@ class _TokenAnswer(Answer):
         self._worker_id = codec.worker_id
         self._max_tokens = request["stop_conditions"].get("max_tokens")
         self._is_generated = "embed" not in request
+        self._example = "{'token_ids': [1]}, the last with finish_reason" if self._is_generated else "{'embeddings': [[0.5, 0.5]]}"
         self._is_begun = False
 
     def plain(self, chunk: GenerateChunk) -> bytes | None:
         self._is_begun = True
         if not isinstance(chunk, dict):
             kind = type(chunk).__name__
-            raise Internal(f"an answer of {self._endpoint} is a {kind}; yield dictionaries such as {{'token_ids': [1]}}")
+            raise Internal(f"an answer of {self._endpoint} is a {kind}; yield dictionaries such as {self._example}")
         return super().plain(chunk)
 
     def items(self, chunk: GenerateChunk) -> list[bytes]:
@@ -369,9 +370,7 @@ class _TokenAnswer(Answer):
 
     def finish(self) -> list[bytes]:
         if not self._is_begun:
-            raise Internal(
-                f"the handler of {self._endpoint} gave nothing; yield dictionaries such as {{'token_ids': [1]}}, the last with finish_reason"
-            )
+            raise Internal(f"the handler of {self._endpoint} gave nothing; yield dictionaries such as {self._example}")
         if self._codec.needs_reason:
             return super().finish()
         if self._is_generated:
