@@ -14,6 +14,7 @@ use genset_backend_common::{
     ModelCard, Output, RequestContext, RequestField, async_trait,
     transfer::{KvTransfers, TransferParams},
 };
+use genset_runtime::discovery::Discovery;
 use genset_runtime::plane::{Handler, ResponseStream};
 use genset_runtime::selection::Candidate;
 use genset_runtime::{
