@@ -25,7 +25,7 @@ pub(super) struct Connect {
     resolve: Resolve,
     may_reach: fn(IpAddr) -> bool,
     #[cfg(feature = "tls")]
-    tls: Option<tokio_rustls::TlsConnector>,
+    tls: tls::Lazy,
 }
 
 genset_backend_common::debug_as!(|_| Connect { .. });
@@ -47,7 +47,7 @@ impl Connect {
             resolve,
             may_reach,
             #[cfg(feature = "tls")]
-            tls: tls::connector(),
+            tls: tls::Lazy::default(),
         }
     }
 
@@ -97,8 +97,7 @@ impl Connect {
         if !target.is_tls() {
             return Ok(Box::new(stream));
         }
-        let tls = self.tls.as_ref().ok_or(Problem::NoTls)?;
-        Ok(Box::new(tls::secure(tls, target.host(), stream).await?))
+        Ok(Box::new(self.tls.secure(target.host(), stream).await?))
     }
 
     #[cfg(not(feature = "tls"))]
@@ -116,6 +115,8 @@ mod tls {
     use std::sync::Arc;
 
     use tokio::net::TcpStream;
+    use tokio::sync::OnceCell;
+    use tokio::task::spawn_blocking;
     use tokio_rustls::client::TlsStream;
     use tokio_rustls::rustls::pki_types::ServerName;
     use tokio_rustls::rustls::{ClientConfig, RootCertStore};
@@ -123,8 +124,28 @@ mod tls {
 
     use super::super::{Failed, Problem};
 
-    /// Trusts this machine's certificate authorities.
-    pub(super) fn connector() -> Option<TlsConnector> {
+    /// Trusts this machine's certificate authorities. They are hundreds of files, read when the first host needs them: most
+    /// servers fetch nothing.
+    #[derive(Clone, Default)]
+    pub(super) struct Lazy(Arc<OnceCell<Option<TlsConnector>>>);
+
+    impl Lazy {
+        /// Cancel safe: whoever comes next reads them.
+        pub(super) async fn secure(
+            &self,
+            host: &str,
+            stream: TcpStream,
+        ) -> Result<TlsStream<TcpStream>, Failed> {
+            let read = async || spawn_blocking(connector).await.ok().flatten();
+            let tls = self.0.get_or_init(read).await;
+            let tls = tls.as_ref().ok_or(Problem::NoTls)?;
+            let name = ServerName::try_from(host.to_owned()).map_err(|_| Problem::NoUrl)?;
+            let connected = tls.connect(name, stream).await;
+            connected.map_err(|_| Problem::Unreachable.into())
+        }
+    }
+
+    fn connector() -> Option<TlsConnector> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -132,15 +153,5 @@ mod tls {
         let config = config.with_safe_default_protocol_versions().ok()?;
         let config = config.with_root_certificates(roots).with_no_client_auth();
         Some(Arc::new(config).into())
-    }
-
-    pub(super) async fn secure(
-        tls: &TlsConnector,
-        host: &str,
-        stream: TcpStream,
-    ) -> Result<TlsStream<TcpStream>, Failed> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| Problem::NoUrl)?;
-        let connected = tls.connect(name, stream).await;
-        connected.map_err(|_| Problem::Unreachable.into())
     }
 }
