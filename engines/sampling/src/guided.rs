@@ -11,7 +11,7 @@
 //! - *JSON schema*: drafts 4 to 2020-12 as far as llguidance supports them; an unknown keyword is an error, not ignored.
 //!   `$ref` only within the schema (`#/...`); `oneOf` only if its branches exclude each other. Numbers with bounds lie
 //!   between -2^63 and 2^63; a bound that leaves none of these is an error, as are a `multipleOf` whose digits do not fit
-//!   32 bits and an integer in `const` or `enum` that no f64 holds.
+//!   32 bits, also the least common multiple of several, and an integer in `const` or `enum` that no f64 holds.
 //!   Between JSON tokens at most one space is allowed, or one line break with up to 32 spaces or tabs, so that no model
 //!   generates white space without end. *JSON object* is the schema `{"type": "object"}`.
 //! - *Regular expression*: the syntax of Rust's `regex`, matched against the whole text (`^` and `$` at the ends have no

@@ -15,25 +15,34 @@ const NINETEEN_DIGITS: f64 = 1e18;
 const LOWER: [&str; 2] = ["minimum", "exclusiveMinimum"];
 const UPPER: [&str; 2] = ["maximum", "exclusiveMaximum"];
 
+/// Keywords by which several schemas hold for one value. llguidance makes one of them.
+const MEETINGS: [&str; 5] = ["$ref", "allOf", "anyOf", "oneOf", "patternProperties"];
+
 /// Moves bounds to where llguidance takes them.
 ///
 /// # Errors
-/// Bounds that leave no number between -2^63 and 2^63, a `multipleOf` of more than 32 bits, or an integer of a `const` or `enum`
-/// that no f64 holds: llguidance would take another in its place.
+/// Bounds that leave no number between -2^63 and 2^63, a `multipleOf` of more than 32 bits, several that may hold for one number
+/// and have such a common multiple, or an integer of a `const` or `enum` that no f64 holds: llguidance would take another in its
+/// place.
 pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
     let mut open = vec![(schema, false)];
+    let (mut common, mut may_meet): (Option<Step>, bool) = (None, false);
     while let Some((value, is_names)) = open.pop() {
         match value {
             Value::Object(entries) => {
                 if !is_names {
                     fit_bounds(entries)?;
+                    may_meet |= MEETINGS.iter().any(|key| entries.contains_key(*key));
                 }
                 for (key, value) in entries {
                     match key.as_str() {
                         _ if is_names => open.push((value, false)),
                         // Values, not schemas.
                         "const" | "enum" => check_values(key, value)?,
-                        "multipleOf" => check_step(value)?,
+                        "multipleOf" => {
+                            let step = Step::of(value)?;
+                            common = Some(common.map_or(step, |common| common.with(step)));
+                        }
                         "default" | "examples" => {}
                         "properties" | "patternProperties" | "$defs" | "definitions" => {
                             open.push((value, true));
@@ -45,6 +54,11 @@ pub(super) fn fit(schema: &mut Value) -> Result<(), String> {
             Value::Array(items) => open.extend(items.iter_mut().map(|item| (item, false))),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
+    }
+    if may_meet && common.is_some_and(|common| !common.fits()) {
+        return Err(
+            "the digits of the least common multiple of all 'multipleOf' do not fit 32 bits".into(),
+        );
     }
     Ok(())
 }
@@ -105,20 +119,59 @@ fn beyond(key: &str, value: &Value) -> String {
     format!("'{key}' is {value}, but numbers with bounds lie between -2^63 and 2^63")
 }
 
-/// llguidance computes the remainder after each digit in 32 bits: ten times the last one, and the digit in units of the step's
-/// last decimal place.
-fn check_step(value: &Value) -> Result<(), String> {
-    let (mut step, mut one) = (value.as_f64().unwrap_or_default().abs(), 1.0);
-    while step.fract() != 0.0 {
-        step *= 10.0;
-        one *= 10.0;
+/// A `multipleOf`, in units of its last decimal place. Both numbers are integers.
+#[derive(Clone, Copy)]
+struct Step {
+    step: f64,
+    /// How many of the units are 1.
+    one: f64,
+}
+
+impl Step {
+    /// Reads it as llguidance does.
+    fn of(value: &Value) -> Result<Self, String> {
+        let (mut step, mut one) = (value.as_f64().unwrap_or_default().abs(), 1.0);
+        while step.fract() != 0.0 {
+            step *= 10.0;
+            one *= 10.0;
+        }
+        let read = Self { step, one };
+        if read.fits() {
+            return Ok(read);
+        }
+        let problem = format!("'multipleOf' is {value}, whose digits");
+        Err(if one > 1.0 {
+            format!("{problem} as an f64 do not fit 32 bits; those of 0.01, 0.05 and 0.25 do")
+        } else {
+            format!("{problem} do not fit 32 bits")
+        })
     }
-    if step * 10.0 + one * 9.0 > f64::from(u32::MAX) {
-        return Err(format!(
-            "'multipleOf' is {value}, whose digits do not fit 32 bits"
-        ));
+
+    /// llguidance computes the remainder after each digit in 32 bits: ten times the last one, and the digit in units of the
+    /// step's last decimal place.
+    fn fits(self) -> bool {
+        self.step * 10.0 + self.one * 9.0 <= f64::from(u32::MAX)
     }
-    Ok(())
+
+    /// The least common multiple, or one of them if that does not fit.
+    fn with(self, other: Self) -> Self {
+        if self.step == 0.0 {
+            return other;
+        }
+        if !self.fits() || other.step == 0.0 {
+            return self;
+        }
+        let one = self.one.max(other.one);
+        let (step, other) = (self.step * (one / self.one), other.step * (one / other.one));
+        let (mut divisor, mut rest) = (step, other);
+        while rest != 0.0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        Self {
+            step: step / divisor * other,
+            one,
+        }
+    }
 }
 
 fn check_values(keyword: &str, value: &Value) -> Result<(), String> {

@@ -251,6 +251,18 @@ fn a_step_has_32_bits() {
     for step in [json!(5), json!(0.125)] {
         tiny_chat().compile(&of(step)).unwrap();
     }
+    let problem = refusal(&tiny_chat(), &of(json!(0.07)));
+    assert!(
+        problem.contains("0.07, whose digits as an f64"),
+        "{problem}"
+    );
+    let of_both = [65_521, 65_519].map(|step| json!({"type": "integer", "multipleOf": step}));
+    let met = GuidedDecoding::JsonSchema(json!({"allOf": of_both}));
+    let problem = refusal(&tiny_chat(), &met);
+    assert!(problem.contains("least common multiple"), "{problem}");
+    let apart = json!({"type": "object", "properties": {"a": of_both[0], "b": of_both[1]}});
+    let apart = GuidedDecoding::JsonSchema(apart);
+    tiny_chat().compile(&apart).unwrap();
 }
 
 /// llguidance makes an f64 of each number.
