@@ -100,10 +100,10 @@ fn fit_bounds(entries: &mut Map<String, Value>) -> Result<(), String> {
     }
     if is_high && UPPER.iter().all(|key| number(entries, key).is_none()) {
         let most = if is_integer { i64::MAX } else { GREATEST };
-        entries.insert("maximum".into(), most.into());
+        entries.entry("maximum").or_insert(most.into());
     }
     if is_low && LOWER.iter().all(|key| number(entries, key).is_none()) {
-        entries.insert("minimum".into(), LEAST.into());
+        entries.entry("minimum").or_insert(LEAST.into());
     }
     Ok(())
 }

@@ -231,6 +231,9 @@ fn numbers_of_64_bits_are_within_their_bounds() {
         let problem = refusal(&tiny_chat(), &within(beyond));
         assert!(problem.contains("lie between -2^63 and 2^63"), "{problem}");
     }
+    let of_text = json!({"type": "number", "minimum": 1e18, "maximum": "x"});
+    let problem = refusal(&tiny_chat(), &within(of_text));
+    assert!(problem.contains("'maximum'"), "{problem}");
     // A value is no schema.
     let mut constant = json!({"const": {"minimum": -1e30, "maximum": -1e30}});
     let before = constant.clone();
