@@ -6,6 +6,7 @@ use std::collections::HashSet;
 
 use serde_json::{Deserializer, Map, Value};
 
+use super::bounds;
 use super::compile::check_bytes;
 use super::limits::GuideLimits;
 
@@ -22,16 +23,17 @@ pub(super) fn check(limits: &GuideLimits, schema: &Value) -> Result<(), String> 
 /// As [`check`], for all the schemas in a Lark grammar, `%json {...}`, together.
 ///
 /// # Errors
-/// The limit that one of them exceeds, or all of them together.
+/// The limit that one of them exceeds, or all of them together; the errors of [`bounds::fit`].
 pub(super) fn check_lark(limits: &GuideLimits, text: &str) -> Result<(), String> {
     let mut budget = limits.expansion;
     for (at, keyword) in text.match_indices("%json") {
         // As llguidance reads it. Text that is not JSON is an error there, or is part of a string or a comment.
         let rest = &text[at + keyword.len()..];
         let mut values = Deserializer::from_str(rest).into_iter::<Value>();
-        if let Some(Ok(schema)) = values.next() {
+        if let Some(Ok(mut schema)) = values.next() {
             check_size(limits, &schema)?;
             expansion::check(limits, &schema, &mut budget)?;
+            bounds::fit(&mut schema)?;
         }
     }
     Ok(())

@@ -232,7 +232,7 @@ fn numbers_of_64_bits_are_within_their_bounds() {
         assert!(problem.contains("lie between -2^63 and 2^63"), "{problem}");
     }
     let of_text = json!({"type": "number", "minimum": 1e18, "maximum": "x"});
-    let problem = refusal(&tiny_chat(), &within(of_text));
+    let problem = refusal(&tiny_chat(), &GuidedDecoding::JsonSchema(of_text));
     assert!(problem.contains("'maximum'"), "{problem}");
     // A value is no schema.
     let mut constant = json!({"const": {"minimum": -1e30, "maximum": -1e30}});
@@ -244,28 +244,28 @@ fn numbers_of_64_bits_are_within_their_bounds() {
 /// llguidance computes remainders in 32 bits.
 #[test]
 fn a_step_has_32_bits() {
-    let of = |step: Value| {
-        GuidedDecoding::JsonSchema(json!({"type": "number", "minimum": 1, "multipleOf": step}))
-    };
+    let of = |step: Value| json!({"type": "number", "minimum": 1, "multipleOf": step});
+    let schema = GuidedDecoding::JsonSchema;
     for step in [json!(2_147_483_648_u32), json!(1e-9)] {
-        let problem = refusal(&tiny_chat(), &of(step));
-        assert!(problem.contains("do not fit 32 bits"), "{problem}");
+        let grammar = format!("start: %json {}", of(step.clone()));
+        for guided in [schema(of(step)), GuidedDecoding::Grammar(grammar)] {
+            let problem = refusal(&tiny_chat(), &guided);
+            assert!(problem.contains("do not fit 32 bits"), "{problem}");
+        }
     }
     for step in [json!(5), json!(0.125)] {
-        tiny_chat().compile(&of(step)).unwrap();
+        tiny_chat().compile(&schema(of(step))).unwrap();
     }
-    let problem = refusal(&tiny_chat(), &of(json!(0.07)));
+    let problem = refusal(&tiny_chat(), &schema(of(json!(0.07))));
     assert!(
         problem.contains("0.07, whose digits as an f64"),
         "{problem}"
     );
     let of_both = [65_521, 65_519].map(|step| json!({"type": "integer", "multipleOf": step}));
-    let met = GuidedDecoding::JsonSchema(json!({"allOf": of_both}));
-    let problem = refusal(&tiny_chat(), &met);
+    let problem = refusal(&tiny_chat(), &schema(json!({"allOf": of_both})));
     assert!(problem.contains("least common multiple"), "{problem}");
     let apart = json!({"type": "object", "properties": {"a": of_both[0], "b": of_both[1]}});
-    let apart = GuidedDecoding::JsonSchema(apart);
-    tiny_chat().compile(&apart).unwrap();
+    tiny_chat().compile(&schema(apart)).unwrap();
 }
 
 /// llguidance makes an f64 of each number.
