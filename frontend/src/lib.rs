@@ -22,7 +22,6 @@ mod media;
 pub mod model;
 pub mod openai;
 mod parsers;
-mod percent;
 pub mod pipeline;
 pub mod reasoning;
 pub mod responses;

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::{HeaderMap, StatusCode, header};
 use multer::{Field, Multipart};
+use percent_encoding::percent_decode_str;
 use serde_json::json;
 use tempfile::NamedTempFile;
 use tokio::task::yield_now;
@@ -32,7 +33,6 @@ use crate::batch::store::{UploadRoom, file_not_found, not_written};
 use crate::budget::MemoryShare;
 use crate::clock::now;
 use crate::error::{ApiError, Param};
-use crate::percent::decoded;
 
 /// The longest field of an upload other than its file, in bytes.
 const MAX_FIELD_BYTES: usize = 256;
@@ -370,7 +370,9 @@ fn encoded_name(head: &str) -> Option<String> {
     let value = value.split(';').next()?.trim();
     let (charset, value) = value.split_once('\'')?;
     let (_language, name) = value.split_once('\'')?;
-    decoded(name).filter(|_| charset.eq_ignore_ascii_case("utf-8"))
+    let name = percent_decode_str(name).decode_utf8().ok()?;
+    let is_utf8 = charset.eq_ignore_ascii_case("utf-8");
+    is_utf8.then(|| name.into_owned())
 }
 
 fn broken(error: &multer::Error) -> ApiError {
