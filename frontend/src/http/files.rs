@@ -366,9 +366,15 @@ fn name_of(part: &Field<'_>) -> Result<String, ApiError> {
 
 /// The name in `filename*=UTF-8''...`, as some clients send one that is not ASCII.
 fn encoded_name(head: &str) -> Option<String> {
-    let (_, value) = head.split_once("filename*=")?;
-    let value = value.split(';').next()?.trim();
-    let (charset, value) = value.split_once('\'')?;
+    // A quoted parameter may have anything in it.
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    let mut parameters = head.split(|letter: char| {
+        is_quoted ^= letter == '"' && !is_escaped;
+        is_escaped = letter == '\\' && is_quoted && !is_escaped;
+        letter == ';' && !is_quoted
+    });
+    let value = parameters.find_map(|it| it.trim_start().strip_prefix("filename*="))?;
+    let (charset, value) = value.trim().split_once('\'')?;
     let (_language, name) = value.split_once('\'')?;
     let name = percent_decode_str(name).decode_utf8().ok()?;
     let is_utf8 = charset.eq_ignore_ascii_case("utf-8");

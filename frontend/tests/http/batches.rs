@@ -467,6 +467,9 @@ async fn an_upload_that_is_none_is_refused_by_name() {
     let encoded = part("name=\"file\"; filename*=UTF-8''%E2%82%AC+1.jsonl", "{}");
     let response = site.send(upload_of("", &[purpose(), encoded])).await;
     assert_eq!(response.json()["filename"], "€+1.jsonl");
+    let quoted = part(r#"name="file"; filename="\"; filename*=UTF-8''a""#, "{}");
+    let response = site.send(upload_of("", &[purpose(), quoted])).await;
+    assert_eq!(response.json()["filename"], "\"; filename*=UTF-8''a");
     site.is_well().await;
     site.close().await;
 }
