@@ -466,7 +466,10 @@ impl BatchStore {
                 record.enter(BatchStatus::Cancelling);
             }
         };
-        if let Err(error) = self.update(id, enter) {
+        // Once: if the disk takes nothing, the run writes it, however often a client asks.
+        if record.status != BatchStatus::Cancelling
+            && let Err(error) = self.update(id, enter)
+        {
             tracing::error!(%error, batch = id, "a cancelled batch cannot be written yet; a restart before then resumes it");
             let _writing = self.shared.writing.lock();
             self.update_in_memory(id, enter);

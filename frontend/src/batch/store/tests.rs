@@ -61,6 +61,11 @@ fn a_batch_is_cancelled_while_the_disk_takes_nothing() {
     let kept = store.cancel("batch_0", Some("a")).unwrap().unwrap();
     assert_eq!(kept.status, BatchStatus::Cancelling);
     assert!(cancelled.is_cancelled());
+    // Nothing is written or logged again: the run does it.
+    fs::create_dir(folder.path().join("batches")).unwrap();
+    let again = store.cancel("batch_0", Some("a")).unwrap().unwrap();
+    assert_eq!(again.status, BatchStatus::Cancelling);
+    assert!(!folder.path().join("batches/batch_0.json").exists());
 }
 
 #[test]
