@@ -25,3 +25,4 @@ pub use request::ResponsesRequest;
 pub use response::{ResponseEnd, ResponseHead};
 pub use store::{ResponseStore, Stored};
 pub use stream::ResponseEncoder;
+pub(crate) use tools::HOSTED;

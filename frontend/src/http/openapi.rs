@@ -10,6 +10,7 @@ use http::header;
 use serde_json::{Value, json};
 
 use crate::config::FrontendConfig;
+use crate::responses::HOSTED;
 
 /// The document. A string that begins with `$` is replaced by a value that only a running server knows.
 const TEMPLATE: &str = include_str!("openapi.json");
@@ -56,6 +57,7 @@ fn known(name: &str, config: &FrontendConfig) -> Option<Value> {
         "max_embedding_inputs" => config.max_embedding_inputs.into(),
         "max_score_pairs" => config.max_score_pairs.into(),
         "max_tools" => config.max_tools.into(),
+        "hosted_tools" => HOSTED.into(),
         "verbosity" => hint(config, &["medium"]),
         "service_tier" => hint(config, &["auto", "default"]),
         "message_tier" => hint(config, &["auto", "standard_only"]),
@@ -94,5 +96,6 @@ mod tests {
         let text = document.to_string();
         assert!(!text.contains("\"$m"), "a limit without a value");
         assert!(!text.contains("\"$version\""));
+        assert!(text.contains("{\"enum\":[\"code_interpreter\",\"image_generation\","));
     }
 }

@@ -17,7 +17,7 @@ const MAX_IN_NAMESPACES: usize = 1024;
 
 /// Tools that run at OpenAI and need nothing of the client's. Codex and others offer them whoever serves the model, which never calls
 /// them here.
-const HOSTED: [&str; 6] = [
+pub(crate) const HOSTED: [&str; 6] = [
     "code_interpreter",
     "image_generation",
     "web_search",
