@@ -9,7 +9,7 @@ use super::response::{MessageHead, stop_reason, usage_json};
 use crate::answer::{AnswerEnd, Ending, TotalUsage};
 use crate::error::ApiError;
 use crate::markup::Delta;
-use crate::openai::put_json;
+use crate::openai::{put_event, put_json, put_parts};
 
 /// Writes the events of one message in order: `message_start`, `ping`, each block's start, deltas and stop, then
 /// `message_delta` and `message_stop`.
@@ -153,20 +153,11 @@ impl MessageEncoder {
             b"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":",
         );
         put_json(&self.index, out);
-        for part in [",\"delta\":{\"type\":\"", kind, "\",\"", field, "\":"] {
-            out.put_slice(part.as_bytes());
-        }
+        let delta = [",\"delta\":{\"type\":\"", kind, "\",\"", field, "\":"];
+        put_parts(delta, out);
         put_json(text, out);
         out.put_slice(b"}}\n\n");
     }
-}
-
-fn put_event(name: &str, data: &Value, out: &mut BytesMut) {
-    for part in ["event: ", name, "\ndata: "] {
-        out.put_slice(part.as_bytes());
-    }
-    put_json(data, out);
-    out.put_slice(b"\n\n");
 }
 
 #[cfg(test)]

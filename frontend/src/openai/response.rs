@@ -398,7 +398,14 @@ fn put_delta(delta: Delta<'_>, out: &mut BytesMut) {
     }
 }
 
-fn put_parts<const N: usize>(parts: [&str; N], out: &mut BytesMut) {
+/// Writes a named event.
+pub(crate) fn put_event(name: &str, data: &impl Serialize, out: &mut BytesMut) {
+    put_parts(["event: ", name, "\ndata: "], out);
+    put_json(data, out);
+    out.put_slice(b"\n\n");
+}
+
+pub(crate) fn put_parts<const N: usize>(parts: [&str; N], out: &mut BytesMut) {
     for part in parts {
         out.put_slice(part.as_bytes());
     }

@@ -10,7 +10,7 @@ use super::output::Output;
 use super::response::{ResponseEnd, ResponseHead, ResponseJson};
 use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
-use crate::openai::put_json;
+use crate::openai::{put_event, put_json, put_parts};
 
 /// Writes the events of one response in order: `response.created`, `response.in_progress`, each item's beginning, deltas and
 /// end, then how the response ended.
@@ -94,17 +94,15 @@ impl ResponseEncoder {
         self.close(end.last_item_status(), out);
         let response = self.head.ended(&self.output, end);
         let kind = end.status();
-        for part in [
+        let begin = [
             "event: response.",
             kind,
             "\ndata: {\"response\":",
             response.as_str(),
-        ] {
-            out.put_slice(part.as_bytes());
-        }
-        for part in [",\"type\":\"response.", kind, "\",\"sequence_number\":"] {
-            out.put_slice(part.as_bytes());
-        }
+        ];
+        put_parts(begin, out);
+        let own = [",\"type\":\"response.", kind, "\",\"sequence_number\":"];
+        put_parts(own, out);
         put_json(&self.sequence_number, out);
         out.put_slice(b"}\n\n");
         (response, self.output)
@@ -211,9 +209,7 @@ impl ResponseEncoder {
         rated: Option<usize>,
         out: &mut BytesMut,
     ) {
-        for part in ["event: ", kind, "\ndata: {\"type\":\"", kind] {
-            out.put_slice(part.as_bytes());
-        }
+        put_parts(["event: ", kind, "\ndata: {\"type\":\"", kind], out);
         out.put_slice(b"\",\"sequence_number\":");
         put_json(&self.sequence_number, out);
         self.sequence_number += 1;
@@ -302,15 +298,11 @@ struct InputEvent<'a> {
 
 /// Writes the next event.
 fn put(sequence_number: &mut u64, kind: &str, own: impl Serialize, out: &mut BytesMut) {
-    for part in ["event: ", kind, "\ndata: "] {
-        out.put_slice(part.as_bytes());
-    }
     let event = Event {
         own,
         r#type: kind,
         sequence_number: *sequence_number,
     };
-    put_json(&event, out);
+    put_event(kind, &event, out);
     *sequence_number += 1;
-    out.put_slice(b"\n\n");
 }
