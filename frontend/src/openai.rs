@@ -44,7 +44,7 @@ pub(crate) use parts::{check_shown, within};
 pub use rerank::{RerankRequest, RerankedDocuments};
 pub use response::{Api, ChunkEncoder, CompletionHead, completed_choice, response_json};
 pub(crate) use response::{
-    explanation_json, finish_reason, json_text, put_event, put_json, put_parts,
+    call_json, explanation_json, finish_reason, json_text, put_event, put_json, put_parts,
 };
 pub use score::{ScoreRequest, scores_json};
 pub(crate) use short_texts::{check_options, is_short, short_texts};

@@ -9,7 +9,7 @@ use super::logprobs::logprobs_json;
 use super::names::{chat_name, completion_name};
 use crate::answer::{AnswerEnd, Completed, TokenLogprobs, TotalUsage};
 use crate::error::{ApiError, ParamName};
-use crate::markup::{Delta, Message, ToolCall};
+use crate::markup::{Delta, Message};
 
 /// The `system_fingerprint`.
 const FINGERPRINT: &str = concat!("genset-", env!("CARGO_PKG_VERSION"));
@@ -156,14 +156,17 @@ fn message_json(message: &Message) -> Value {
         fields["reasoning_content"] = message.reasoning.as_str().into();
     }
     if !message.tool_calls.is_empty() {
-        fields["tool_calls"] = message.tool_calls.iter().map(call_json).collect();
+        let calls = message.tool_calls.iter();
+        let calls = calls.map(|it| call_json(&it.id, &it.name, &it.arguments, it.is_custom));
+        fields["tool_calls"] = calls.collect();
     }
     fields
 }
 
-fn call_json(call: &ToolCall) -> Value {
-    let (kind, text) = call_fields(call.is_custom);
-    json!({"id": call.id, "type": kind, kind: {"name": call.name, text: call.arguments}})
+/// A call in a message.
+pub(crate) fn call_json(id: &str, name: &str, text: &str, is_custom: bool) -> Value {
+    let (kind, field) = call_fields(is_custom);
+    json!({"id": id, "type": kind, kind: {"name": name, field: text}})
 }
 
 /// The type of a call, and the name of its text.

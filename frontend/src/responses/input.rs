@@ -57,12 +57,12 @@ impl InputItems {
         drop(item.take("internal_chat_message_metadata_passthrough"));
         // A message may omit its type.
         let kind = item.string("type")?;
-        let read = match kind.as_deref() {
+        let read: fn(Block) -> Result<Item, ApiError> = match kind.as_deref() {
             None | Some("message") => read_message,
-            Some("function_call") => read_call,
-            Some("function_call_output") => read_call_output,
-            Some("custom_tool_call") => read_custom_call,
-            Some("custom_tool_call_output") => read_custom_output,
+            Some("function_call") => |item| read_call(item, false),
+            Some("function_call_output") => |item| read_output(item, false),
+            Some("custom_tool_call") => |item| read_call(item, true),
+            Some("custom_tool_call_output") => |item| read_output(item, true),
             Some("reasoning") => read_reasoning,
             Some("item_reference") => {
                 let found = read_reference(item, find)?;
@@ -206,38 +206,25 @@ fn read_part(at: String, part: Value) -> Result<String, ApiError> {
     Ok(text)
 }
 
-fn read_call(mut item: Block) -> Result<Item, ApiError> {
+fn read_call(mut item: Block, is_custom: bool) -> Result<Item, ApiError> {
+    let (text, prefix) = match is_custom {
+        true => ("input", "ctc"),
+        false => ("arguments", "fc"),
+    };
     let call = Item::Call {
         call_id: item.required_string("call_id")?,
-        namespace: item.string("namespace")?,
+        // Only functions are in namespaces.
+        namespace: match is_custom {
+            true => None,
+            false => item.string("namespace")?,
+        },
         name: item.required_string("name")?,
-        arguments: item.required_string("arguments")?,
-        id: id(&mut item, "fc")?,
-        is_custom: false,
+        arguments: item.required_string(text)?,
+        id: id(&mut item, prefix)?,
+        is_custom,
     };
     item.finish(&["status"])?;
     Ok(call)
-}
-
-fn read_custom_call(mut item: Block) -> Result<Item, ApiError> {
-    let call = Item::Call {
-        call_id: item.required_string("call_id")?,
-        namespace: None,
-        name: item.required_string("name")?,
-        arguments: item.required_string("input")?,
-        id: id(&mut item, "ctc")?,
-        is_custom: true,
-    };
-    item.finish(&["status"])?;
-    Ok(call)
-}
-
-fn read_call_output(item: Block) -> Result<Item, ApiError> {
-    read_output(item, false)
-}
-
-fn read_custom_output(item: Block) -> Result<Item, ApiError> {
-    read_output(item, true)
 }
 
 fn read_output(mut item: Block, is_custom: bool) -> Result<Item, ApiError> {

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::tools::seen_name;
 use crate::json::value_bytes;
+use crate::openai::call_json;
 use crate::turns::{Turns, join};
 
 /// One item of a conversation.
@@ -149,13 +150,7 @@ impl Item {
                 ..
             } => {
                 let name = seen_name(namespace.as_deref(), name);
-                let call = if *is_custom {
-                    let custom = json!({"name": name, "input": arguments});
-                    json!({"id": call_id, "type": "custom", "custom": custom})
-                } else {
-                    let function = json!({"name": name, "arguments": arguments});
-                    json!({"id": call_id, "type": "function", "function": function})
-                };
+                let call = call_json(call_id, &name, arguments, *is_custom);
                 turns.assistant().calls.push(call);
             }
             Self::CallOutput {
