@@ -85,6 +85,12 @@ impl Block {
         }
     }
 
+    /// The refusal of a field's value that is none of `available`.
+    pub(crate) fn unavailable(&self, name: &str, got: &str, available: &str) -> ApiError {
+        let why = format!("{got:?} is not available, only {available}");
+        ApiError::unsupported(self.path(name), why)
+    }
+
     /// Refuses unread fields, except the names in `ignored`.
     pub(crate) fn finish(mut self, ignored: &[&str]) -> Result<(), ApiError> {
         self.fields

@@ -151,8 +151,7 @@ fn read_document(mut block: Block) -> Result<String, ApiError> {
         "text" => {
             let media_type = source.required_string("media_type")?;
             if media_type != "text/plain" {
-                let why = format!("{media_type:?} is not available, only \"text/plain\"");
-                return Err(ApiError::unsupported(source.path("media_type"), why));
+                return Err(source.unavailable("media_type", &media_type, "\"text/plain\""));
             }
             join(&mut document, &source.required_string("data")?);
         }

@@ -157,8 +157,7 @@ pub(super) fn read_context_management(fields: &mut Fields<'_>) -> Result<(), Api
         let mut edit = Block::new(format!("context_management.edits[{index}]"), edit)?;
         let kind = edit.required_string("type")?;
         if kind != CLEAR_THINKING {
-            let why = format!("{kind:?} is not available, only \"{CLEAR_THINKING}\"");
-            return Err(ApiError::unsupported(edit.path("type"), why));
+            return Err(edit.unavailable("type", &kind, &format!("{CLEAR_THINKING:?}")));
         }
         edit.finish(&["keep"])?;
     }
@@ -199,8 +198,7 @@ fn read_format(at: String, format: Value) -> Result<Value, ApiError> {
     let mut format = Block::new(at, format)?;
     let kind = format.required_string("type")?;
     if kind != "json_schema" {
-        let why = format!("{kind:?} is not available, only \"json_schema\"");
-        return Err(ApiError::unsupported(format.path("type"), why));
+        return Err(format.unavailable("type", &kind, "\"json_schema\""));
     }
     let schema = format.required_object("schema", A_SCHEMA)?;
     format.finish(&[])?;

@@ -35,8 +35,7 @@ pub(crate) fn read_custom(
                 description = Some(format!("{text}\n\n{grammar}").trim_start().to_owned());
             }
             other => {
-                let why = format!("{other:?} is not available, only \"text\" and \"grammar\"");
-                return Err(ApiError::unsupported(format.path("type"), why));
+                return Err(format.unavailable("type", other, "\"text\" and \"grammar\""));
             }
         }
     }

@@ -111,10 +111,8 @@ fn read_choice(mut choice: Block) -> Result<Value, ApiError> {
             json!({"type": "allowed_tools", "allowed_tools": allowed})
         }
         other => {
-            let why = format!(
-                "{other:?} is not available, only \"function\", \"custom\" and \"allowed_tools\""
-            );
-            return Err(ApiError::unsupported(choice.path("type"), why));
+            let available = "\"function\", \"custom\" and \"allowed_tools\"";
+            return Err(choice.unavailable("type", other, available));
         }
     };
     choice.finish(&[])?;
@@ -134,8 +132,7 @@ fn read_allowed(choice: &mut Block) -> Result<Vec<Value>, ApiError> {
         let mut tool = Block::new(format!("{at}[{index}]"), tool)?;
         let kind = tool.required_string("type")?;
         if !matches!(kind.as_str(), "function" | "custom") {
-            let why = format!("{kind:?} is not available, only \"function\" and \"custom\"");
-            return Err(ApiError::unsupported(tool.path("type"), why));
+            return Err(tool.unavailable("type", &kind, "\"function\" and \"custom\""));
         }
         Ok(named(&kind, &tool.required_string("name")?))
     };
