@@ -354,12 +354,19 @@ struct CustomArguments {
     input: String,
 }
 
+/// The most bytes of an escape that is cut, as `\ud83d\ude0`.
+const MOST_OF_ESCAPE: usize = 11;
+
 /// The input in the arguments of a custom tool's function. Of arguments that were cut within it, it is the text so far; of others,
 /// whatever the model wrote.
 fn input_of(arguments: String) -> String {
     let read = |text: &str| serde_json::from_str::<CustomArguments>(text).ok();
-    let whole = read(&arguments).or_else(|| read(&format!("{arguments}\"}}")));
-    whole.map_or(arguments, |read| read.input)
+    let before = |cut: usize| {
+        let end = arguments.len().checked_sub(cut)?;
+        read(&format!("{}\"}}", arguments.get(..end)?))
+    };
+    let found = read(&arguments).or_else(|| (0..=MOST_OF_ESCAPE).find_map(before));
+    found.map_or(arguments, |read| read.input)
 }
 
 genset_backend_common::debug_as!(|it| Splitter {

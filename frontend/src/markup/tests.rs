@@ -43,6 +43,9 @@ fn the_input_of_a_custom_tool_is_the_text_in_its_arguments() {
     for (arguments, input) in [
         (r#"{"input": "a \"b\"\n"}"#, "a \"b\"\n"),
         (r#"{"input": "a b"#, "a b"),
+        (r#"{"input": "a b""#, "a b"),
+        (r#"{"input": "a b\"#, "a b"),
+        (r#"{"input": "a b\ud83d\ude0"#, "a b"),
         (r#"{"text": "a"}"#, r#"{"text": "a"}"#),
         (r#"{"input": ""}"#, ""),
     ] {
