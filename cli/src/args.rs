@@ -35,10 +35,7 @@ use crate::tune::TuneArgs;
 
 pub(crate) use self::http::HttpArgs;
 pub(crate) use engine::{EngineArgs, is_gguf, required_command, required_model, required_script};
-use engine::{
-    check_candle_flags, check_engine, check_files, check_own_flags, check_words,
-    check_worker_flags, is_unread,
-};
+use engine::{check_engine, check_files, check_unread, check_words, unread};
 use network::network_flags;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 use words::{command_in, only_named, stand_in};
@@ -284,8 +281,6 @@ pub(crate) struct RunConfig {
     pub(crate) network_flags: String,
     /// A remark about the words, for the user, logged once there is a log.
     pub(crate) remark: Option<&'static str>,
-    /// Flags of a server that a worker was given.
-    pub(crate) unread: Option<String>,
 }
 
 /// What the command line asks for.
@@ -341,7 +336,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     Ok(match format {
         Some(format) => {
             let settings = &mut read.settings;
-            settings.comment_out(|name| is_unread(&config.output, name));
+            settings.comment_out(|name| unread(&config.input, &config.output, name).is_some());
             Command::Print(settings.print(format))
         }
         None => Command::Run(Box::new(config)),
@@ -549,9 +544,7 @@ fn check(
     })?;
     check_words(&input, &output, &worker)?;
     check_engine(&output, &engine_args, &worker)?;
-    check_own_flags(&output, settings)?;
-    check_worker_flags(&output, settings)?;
-    check_candle_flags(&output, settings)?;
+    check_unread(&input, &output, settings)?;
     if models == HubModels::Fetch {
         let is_asked = hub::is_asked(&worker, engine_args.model_config.as_deref());
         input::check(&input, is_asked.then_some(frontend.address))?;
@@ -562,7 +555,6 @@ fn check(
         check_files(&output, &engine_args, &worker)?;
     }
     Ok(RunConfig {
-        unread: http::unread(&input, settings),
         input,
         output,
         name,

@@ -120,9 +120,6 @@ fn run(config: args::RunConfig) -> u8 {
     if let Some(remark) = config.remark {
         tracing::warn!("{remark}");
     }
-    if let Some(flags) = &config.unread {
-        tracing::info!("a worker serves no HTTP and does not read {flags}");
-    }
     let runtime = match threads::of_every_core() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -12,6 +12,7 @@ use genset_engine_subprocess::{InheritedEnv, LogLimit};
 use genset_runtime::layers::Settings;
 use genset_runtime::{WorkerArgs, byte_count, in_bytes};
 
+use super::http::is_of_a_server;
 use super::words::{EngineKind, InputKind, OutputKind};
 use crate::engine::apart::Apart;
 
@@ -281,19 +282,6 @@ const OF_ONE_ENGINE: [(&str, EngineKind); 2] = [
     ("engine-cmd", EngineKind::Cmd),
 ];
 
-/// Refuses flags that name another engine's work: whoever gave one has left out its `out=`, and would get answers of the default
-/// engine. Variables are allowed: they may be for other processes.
-pub(super) fn check_own_flags(output: &OutputKind, settings: &Settings) -> Result<(), EngineError> {
-    for (name, engine) in OF_ONE_ENGINE {
-        if settings.is_chosen(name) && !output.is(engine) {
-            let (wanted, word) = (engine.name(), output.word());
-            let problem = format!("is for out={wanted}; out={word} has no use for it");
-            return Err(EngineError::invalid_argument(format!("--{name}"), problem));
-        }
-    }
-    Ok(())
-}
-
 /// Flags about a worker that a process without one does not read.
 const OF_A_WORKER: [&str; 19] = [
     "namespace",
@@ -317,57 +305,54 @@ const OF_A_WORKER: [&str; 19] = [
     "canary-timeout",
 ];
 
-/// Refuses flags about a worker for a process that has none and would ignore them. Variables are allowed: they may be for other
-/// processes.
-pub(super) fn check_worker_flags(
+/// Refuses flags that a process with these words would ignore. Whoever gave one may have left out a word, and would get answers of
+/// the default engine. Variables are allowed: they may be for other processes.
+pub(super) fn check_unread(
+    input: &InputKind,
     output: &OutputKind,
     settings: &Settings,
 ) -> Result<(), EngineError> {
-    let mut of_a_worker = OF_A_WORKER.into_iter();
-    let chosen = of_a_worker.find(|name| settings.is_chosen(name));
-    let (OutputKind::Dyn(_), Some(name)) = (output, chosen) else {
-        return Ok(());
-    };
-    let instead = match name {
-        "namespace" | "component" | "endpoint" => {
-            "out=dyn://NAMESPACE asks the workers of a namespace, out=dyn://NAMESPACE.COMPONENT.ENDPOINT those of an endpoint"
-        }
-        _ => "give it to the workers",
-    };
-    let problem = format!("is about a worker, and with out=dyn there is none here; {instead}");
-    Err(EngineError::invalid_argument(format!("--{name}"), problem))
+    let chosen = settings.given().map(|(name, _)| name);
+    let mut chosen = chosen.filter(|name| settings.is_chosen(name));
+    let refused = chosen.find_map(|name| Some((name, unread(input, output, name)?)));
+    match refused {
+        Some((name, problem)) => Err(EngineError::invalid_argument(format!("--{name}"), problem)),
+        None => Ok(()),
+    }
 }
 
-/// Refuses flags of the candle engine for an engine that would ignore them. Variables are allowed: they may be for other
-/// processes.
-pub(super) fn check_candle_flags(
-    output: &OutputKind,
-    settings: &Settings,
-) -> Result<(), EngineError> {
-    let candle = CandleArgs::augment_args(clap::Command::new("candle"));
-    let mut names = candle.get_arguments().filter_map(clap::Arg::get_long);
-    let unread = names.find(|name| settings.is_chosen(name) && !reads(output, name));
-    let Some(name) = unread else {
-        return Ok(());
-    };
-    let instead = instead(output, name);
+/// Why a process with these words does not read the flag of this name; `None` if it does.
+pub(super) fn unread(input: &InputKind, output: &OutputKind, name: &str) -> Option<String> {
+    if matches!(input, InputKind::Dyn(_)) && is_of_a_server(name) {
+        let problem = "is about a server, and a worker (in=dyn) serves no HTTP; give it to the frontend (in=http out=dyn)";
+        return Some(problem.to_owned());
+    }
+    if matches!(output, OutputKind::Dyn(_)) && OF_A_WORKER.contains(&name) {
+        let instead = match name {
+            "namespace" | "component" | "endpoint" => {
+                "out=dyn://NAMESPACE asks the workers of a namespace, out=dyn://NAMESPACE.COMPONENT.ENDPOINT those of an endpoint"
+            }
+            _ => "give it to the workers",
+        };
+        return Some(format!(
+            "is about a worker, and with out=dyn there is none here; {instead}"
+        ));
+    }
     let word = output.word();
-    let problem = format!("is for out=candle; out={word} has no use for it{instead}");
-    Err(EngineError::invalid_argument(format!("--{name}"), problem))
-}
-
-/// Whether this is a flag of the candle engine, of another one alone, or of a worker, that the output does not read.
-pub(super) fn is_unread(output: &OutputKind, name: &str) -> bool {
-    if OF_A_WORKER.contains(&name) {
-        return matches!(output, OutputKind::Dyn(_));
-    }
     let mut own = OF_ONE_ENGINE.into_iter();
-    if let Some((_, engine)) = own.find(|(flag, _)| *flag == name) {
-        return !output.is(engine);
+    if let Some((_, engine)) = own.find(|(flag, engine)| *flag == name && !output.is(*engine)) {
+        let wanted = engine.name();
+        return Some(format!("is for out={wanted}; out={word} has no use for it"));
     }
     let candle = CandleArgs::augment_args(clap::Command::new("candle"));
     let mut names = candle.get_arguments().filter_map(clap::Arg::get_long);
-    names.any(|flag| flag == name) && !reads(output, name)
+    if names.any(|flag| flag == name) && !reads(output, name) {
+        let instead = instead(output, name);
+        return Some(format!(
+            "is for out=candle; out={word} has no use for it{instead}"
+        ));
+    }
+    None
 }
 
 /// Whether the output reads the candle engine's flag of this name.

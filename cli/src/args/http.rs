@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use genset_backend_common::EngineError;
 use genset_frontend::{FrontendConfig, FrontendTls};
-use genset_runtime::{layers::Settings, text_of_file};
-
-use super::words::InputKind;
+use genset_runtime::text_of_file;
 
 /// Where the HTTP server listens and who may ask it: what `genset doctor` looks at, too.
 #[derive(Debug, Clone, Args)]
@@ -67,15 +65,10 @@ impl HttpArgs {
     }
 }
 
-/// The flags of a server that somebody gave to a worker, which does not read them.
-pub(super) fn unread(input: &InputKind, settings: &Settings) -> Option<String> {
-    if !matches!(input, InputKind::Dyn(_)) {
-        return None;
-    }
+/// Whether a flag of this name is about a server.
+pub(super) fn is_of_a_server(name: &str) -> bool {
     let server = HttpArgs::augment_args(clap::Command::new("server"));
     let server = FrontendConfig::augment_args(server);
-    let names = server.get_arguments().filter_map(clap::Arg::get_long);
-    let chosen = names.filter(|name| settings.is_chosen(name));
-    let chosen: Vec<String> = chosen.map(|name| format!("--{name}")).collect();
-    (!chosen.is_empty()).then(|| chosen.join(", "))
+    let mut names = server.get_arguments().filter_map(clap::Arg::get_long);
+    names.any(|flag| flag == name)
 }

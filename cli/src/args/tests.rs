@@ -164,8 +164,10 @@ fn a_flag_about_a_worker_is_refused_where_there_is_none() {
     // Each is a flag that there is.
     let worker = WorkerArgs::augment_args(clap::Command::new("worker"));
     let flags = worker.get_arguments().filter_map(clap::Arg::get_long);
-    let unread = |name: &&str| is_unread(&OutputKind::Dyn(None), name);
-    let of_a_worker: Vec<&str> = flags.filter(unread).collect();
+    let (http, others) = (InputKind::Http, OutputKind::Dyn(None));
+    let of_a_worker: Vec<&str> = flags
+        .filter(|name| unread(&http, &others, name).is_some())
+        .collect();
     assert_eq!(of_a_worker.len(), 19, "{of_a_worker:?}");
 }
 
@@ -187,15 +189,14 @@ fn a_component_that_is_called_like_a_role_gives_none() {
 }
 
 #[test]
-fn a_worker_names_the_flags_of_a_server_that_it_was_given() {
-    for (input, expected) in [
-        ("in=dyn", Some("--http-port, --router-mode")),
-        ("in=http", None),
-    ] {
-        let flags = ["--grace=5", "--router-mode=kv", "--http-port=1"];
-        let words = [&[input, "out=sample"][..], &flags].concat();
-        assert_eq!(parse_words(&words).unwrap().unread.as_deref(), expected);
+fn a_flag_about_a_server_is_refused_for_a_worker() {
+    for flag in ["--http-port=1", "--router-mode=kv", "--http-port=8080"] {
+        let error = parse_words(&["in=dyn", "out=sample", flag]).unwrap_err();
+        let (name, _) = flag.split_once('=').unwrap();
+        assert!(error.to_string().starts_with(name), "{error}");
+        parse_words(&["in=http", "out=sample", flag]).unwrap();
     }
+    parse_words(&["in=dyn", "out=sample", "--grace=5"]).unwrap();
 }
 
 #[test]

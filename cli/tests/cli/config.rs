@@ -211,6 +211,10 @@ async fn a_variable_that_the_engine_does_not_read_is_printed_as_a_comment() {
     let words = ["--config", file.path().to_str().unwrap(), "--print-config"];
     let again = with_environment(&words, &[]).await;
     assert_eq!(again.code, Some(0), "{}", again.stderr);
+    let words = ["in=dyn", "out=sample", "--print-config"];
+    let by_worker = with_environment(&words, &[("GENSET_HTTP_PORT", "9000")]).await;
+    let expected = "\n# http-port = 9000 ";
+    assert!(by_worker.stdout.contains(expected), "{by_worker:?}");
 }
 
 #[tokio::test]
