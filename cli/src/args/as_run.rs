@@ -8,7 +8,7 @@ use clap::parser::ValueSource;
 use genset_backend_common::EngineError;
 use genset_runtime::layers::{UnknownKeys, flag, matches_of};
 
-use super::engine::check_model;
+use super::engine::{check_model, check_takes_model};
 use super::{Cli, CliCommand, OutputKind, RunArgs, Tool, command, grammar_of_layer, read};
 use crate::doctor::CheckedModel;
 use crate::hub;
@@ -46,21 +46,25 @@ pub(super) fn complete(tool: &mut Tool, given: &[OsString]) -> Result<(), Engine
     Ok(())
 }
 
-/// The model that a run would serve, and why it could not. That of the hub may be fetched only when it starts.
+/// The model that a run would serve, and why it could not.
 fn checked_model(run: &RunArgs) -> Option<CheckedModel> {
     let path = run.worker.model_path.clone()?;
-    if hub::named(&path).is_some() {
-        return Some((path, Ok(())));
-    }
     let output = run.output.parse::<OutputKind>();
     let checked = output.and_then(|output| {
+        check_takes_model(&output)?;
+        // A model of the hub may be fetched only when the run starts.
+        if hub::named(&path).is_some() {
+            return Ok(());
+        }
         check_model(&output, Some(&path))?;
         match path.is_dir() {
-            true => run.worker.model_folder().map(drop),
+            true => {
+                let folder = run.worker.model_folder().map(drop);
+                folder.map_err(|error| error.with_at("MODEL"))
+            }
             false => Ok(()),
         }
     });
-    let checked = checked.map_err(|error| error.with_at("MODEL"));
     Some((path, checked))
 }
 

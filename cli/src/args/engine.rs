@@ -106,22 +106,37 @@ pub(super) fn check_words(
         );
         return Err(EngineError::invalid_argument("--role", problem));
     }
-    if let OutputKind::Dyn(_) = output {
-        if matches!(input, InputKind::Dyn(_)) {
-            let problem = "in=dyn is a worker and needs an engine of its own, not out=dyn";
-            return Err(EngineError::invalid_argument("out", problem));
-        }
-        if worker.model_path.is_some() {
-            let problem =
-                "out=dyn serves the models of running workers; give the folder to a worker";
-            return Err(EngineError::invalid_argument("MODEL", problem));
-        }
+    if let (InputKind::Dyn(_), OutputKind::Dyn(_)) = (input, output) {
+        let problem = "in=dyn is a worker and needs an engine of its own, not out=dyn";
+        return Err(EngineError::invalid_argument("out", problem));
     }
-    if output.is(EngineKind::EchoFull) && worker.model_path.is_some() {
-        let problem = "echo_full takes text and needs no model folder; name it with --model-name";
-        return Err(EngineError::invalid_argument("MODEL", problem));
+    match worker.model_path {
+        Some(_) => check_takes_model(output),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Refuses an output that has no use for a model.
+pub(super) fn check_takes_model(output: &OutputKind) -> Result<(), EngineError> {
+    let problem = match output {
+        OutputKind::Dyn(_) => {
+            "out=dyn serves the models of running workers; give the folder to a worker"
+        }
+        OutputKind::Engine(EngineKind::EchoFull) => {
+            "echo_full takes text and needs no model folder; name it with --model-name"
+        }
+        OutputKind::Engine(
+            EngineKind::Candle
+            | EngineKind::EchoCore
+            | EngineKind::Sample
+            | EngineKind::Scripted
+            | EngineKind::Mocker
+            | EngineKind::Apart(_)
+            | EngineKind::Cmd
+            | EngineKind::Server(_),
+        ) => return Ok(()),
+    };
+    Err(EngineError::invalid_argument("MODEL", problem))
 }
 
 /// Refuses a model that the engine cannot read, and flags that do not fit it. The files are on this disk by then.

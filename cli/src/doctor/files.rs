@@ -200,7 +200,7 @@ fn model((path, checked): &CheckedModel) -> Finding {
     match checked {
         Ok(()) => Finding::ok(format!("MODEL: {}", path.display())),
         Err(error) => {
-            let mend = "name a folder or a file that the engine takes, or a model of the hub, which is written ORG/NAME";
+            let mend = "name a folder or a file that the engine takes, or a model of the hub, which is written ORG/NAME; out=dyn and echo_full take none";
             Finding::problem(error.to_string(), mend)
         }
     }

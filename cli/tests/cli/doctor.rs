@@ -142,6 +142,11 @@ async fn a_file_of_settings_says_what_is_looked_at_as_for_a_run() {
         let found = finding(&report, &format!("MODEL: {}", model.display()));
         assert_eq!(found["level"], level, "{found}");
     }
+    fs::write(&file, "out = \"dyn\"\nmodel = \"org/model\"\n").unwrap();
+    let ended = run_with(doctor(&words, &folder), b"").await;
+    let found = self::report(&ended);
+    let found = finding(&found, "MODEL: out=dyn serves");
+    assert_eq!(found["level"], "problem", "{found}");
 
     fs::write(&file, "http-prot = 1\n").unwrap();
     let ended = run_with(doctor(&words, &folder), b"").await;
