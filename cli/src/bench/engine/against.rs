@@ -80,11 +80,12 @@ impl Comparison {
     /// A line for each difference, and one for each figure.
     pub(super) fn table(&self) -> String {
         let mut text = String::new();
+        let or_unknown = |value: &str| match value {
+            "" => "unknown".to_owned(),
+            known => known.to_owned(),
+        };
         for Difference { what, now, earlier } in &self.differs {
-            let earlier = match earlier.as_str() {
-                "" => "unknown",
-                known => known,
-            };
+            let (now, earlier) = (or_unknown(now), or_unknown(earlier));
             let _ = writeln!(text, "  another {what}: now {now}, earlier {earlier}");
         }
         let names = self.figures.iter().map(|pair| pair.figure.chars().count());
@@ -199,10 +200,13 @@ mod tests {
         earlier.memory_bytes_per_s = None;
         earlier.setup.threads = 1;
         earlier.setup.model_path = "n.gguf".to_owned();
+        now.setup.processor = None;
+        earlier.setup.processor = Some("a processor".to_owned());
         let table = Comparison::new(&now, earlier).table();
         for expected in [
             "another model: now m.gguf, earlier n.gguf",
             "another number of threads: now 2, earlier 1",
+            "another processor: now unknown, earlier a processor",
         ] {
             assert!(table.contains(expected), "{table}");
         }
