@@ -30,17 +30,41 @@ pub(super) fn with_run(command: &clap::Command, given: Vec<OsString>) -> Vec<OsS
     [std::slice::from_ref(program), &[run], rest].concat()
 }
 
-/// Refuses a command of NVIDIA Dynamo that does not exist here, and names its replacement.
+/// Flags of NVIDIA Dynamo's frontend that do not exist here, and their replacements.
+const FOREIGN_FLAGS: [(&str, &str); 6] = [
+    ("--tls-cert-path", "here it is --http-tls-cert"),
+    ("--tls-key-path", "here it is --http-tls-key"),
+    ("--router-ttl", "here it is --kv-approx-ttl"),
+    ("--kv-events", "here it is --use-kv-events=true"),
+    ("--no-kv-events", "here it is --use-kv-events=false"),
+    (
+        "--busy-threshold",
+        "requests wait while every worker is full (--router-queue); workers have --max-running-requests and --max-waiting-requests",
+    ),
+];
+
+/// Refuses a command of NVIDIA Dynamo, or a flag of its frontend, that does not exist here, and names its replacement.
 ///
 /// # Errors
-/// `Unsupported`, naming the command.
+/// `Unsupported`, naming the command or the flag.
 pub(super) fn refuse_foreign(given: &[OsString]) -> Result<(), EngineError> {
-    if given.get(1).is_none_or(|word| word != "llmctl") {
-        return Ok(());
+    let (command, words) = match given {
+        [_, command, words @ ..] => (command, words),
+        [] | [_] => return Ok(()),
+    };
+    if command == "llmctl" {
+        let instead = "frontends find models by themselves, and `genset models` lists them; `genset offer NAME ENDPOINT` offers a running \
+            endpoint behind HTTP for as long as it runs";
+        return Err(EngineError::unsupported("llmctl", instead));
     }
-    let instead = "frontends find models by themselves, and `genset models` lists them; `genset offer NAME ENDPOINT` offers a running \
-        endpoint behind HTTP for as long as it runs";
-    Err(EngineError::unsupported("llmctl", instead))
+    let is_given = |name: &str| {
+        let mut words = words.iter().map(|word| word.to_string_lossy());
+        command == "run" && words.any(|word| word.split('=').next() == Some(name))
+    };
+    match FOREIGN_FLAGS.into_iter().find(|(name, _)| is_given(name)) {
+        Some((name, instead)) => Err(EngineError::unsupported(name, instead)),
+        None => Ok(()),
+    }
 }
 
 fn is_command(command: &clap::Command, word: &OsStr) -> bool {

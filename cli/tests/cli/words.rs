@@ -17,9 +17,16 @@ async fn run_may_be_left_out() {
 }
 
 #[tokio::test]
-async fn a_command_of_others_is_told_what_takes_its_place() {
+async fn a_command_or_a_flag_of_others_is_told_what_takes_its_place() {
     let ended = run(&["llmctl", "http", "add", "chat-model", "m", "a.b.c"]).await;
     ended.fails(2, "`genset offer");
+    for (flag, instead) in [
+        ("--router-ttl=60", "--kv-approx-ttl"),
+        ("--no-kv-events", "--use-kv-events=false"),
+    ] {
+        let ended = run(&["in=http", "out=dyn", flag]).await;
+        ended.fails(2, instead);
+    }
 }
 
 /// The usage line of `dynamo-run`, with the values in it.
