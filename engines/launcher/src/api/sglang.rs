@@ -29,9 +29,6 @@ use super::{
 use crate::config::LauncherConfig;
 use crate::http::{Client, HttpError};
 
-/// The `top_k` that is no limit; it refuses 0.
-const NO_TOP_K: i32 = -1;
-
 /// The largest `repetition_penalty` that it accepts.
 const MAX_REPETITION_PENALTY: f32 = 2.0;
 
@@ -224,7 +221,8 @@ fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<St
         ),
         ("logit_bias", biases(sampling)),
     ];
-    let fields = sampling_fields(sampling, "repetition_penalty", NO_TOP_K).into_iter();
+    // It refuses a `top_k` of 0.
+    let fields = sampling_fields(sampling, "repetition_penalty", -1).into_iter();
     let guided = request.guided.as_deref().map(guided);
     let guided = guided.map(|(name, value)| (name, Some(value)));
     given(fields.chain(own).chain(guided)).collect()
