@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path) -> Result<Measured, EngineError> {
 pub(super) struct Comparison {
     /// What differs beside the figures.
     differs: Vec<Difference>,
-    /// The figures that both runs have.
+    /// The figures that both runs have, unless the earlier one is 0.
     figures: Vec<Pair>,
     earlier: Measured,
 }
@@ -63,11 +63,13 @@ impl Comparison {
         let before = figures(&earlier);
         let pair = |(figure, now): (String, f64)| {
             let (_, earlier) = before.iter().find(|(name, _)| *name == figure)?;
-            Some(Pair {
+            let ratio = now / earlier;
+            // What a step takes beyond its products may be nothing.
+            ratio.is_finite().then_some(Pair {
                 figure,
                 now,
                 earlier: *earlier,
-                ratio: now / earlier,
+                ratio,
             })
         };
         Self {
@@ -176,6 +178,7 @@ mod tests {
         run.prefill_tokens_per_s = 100.0;
         run.first_token_cold_s = 0.5;
         run.first_token_cached_s = 0.1;
+        run.steps[0].rest_s = 0.0;
         let compared = Comparison::new(&run, run.clone());
         assert!(compared.differs.is_empty());
         let names: Vec<&str> = compared
