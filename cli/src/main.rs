@@ -69,7 +69,7 @@ fn perform_tool(tool: Tool) -> u8 {
         Tool::Pull(args) => hub::pull(&args).unwrap_or_else(|error| failed(&error)),
         Tool::List(args) => coded(hub::list(&args)),
         Tool::Doctor(args) => coded(doctor::perform(&args)),
-        Tool::Tune(args) => coded(tune::perform(&args)),
+        Tool::Tune(args) => tune::perform(&args).unwrap_or_else(|error| failed(&error)),
         Tool::Rm(args) => coded(hub::rm(&args)),
         Tool::Models(args) => fleet::models(&args).unwrap_or_else(|error| failed(&error)),
         Tool::Top(args) => fleet::top(&args).unwrap_or_else(|error| failed(&error)),

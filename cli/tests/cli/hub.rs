@@ -93,6 +93,7 @@ async fn what_is_not_there_is_told_with_the_next_step() {
     // An unreachable hub may come back: a supervisor retries.
     for words in [
         &["pull", "org/other"][..],
+        &["tune", "org/other"],
         &["run", "in=stdin", "out=sample", "org/other"],
     ] {
         let mut unreachable = genset(words);
