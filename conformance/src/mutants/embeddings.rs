@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::Mutant;
 use super::fault::{Call, Fault, Inner, digest, with_fault};
+use super::scores::score_of;
 
 pub(super) const CONTROLS: &[Mutant] = &[
     Mutant {
@@ -124,7 +125,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "embedded-from-a-shared-buffer",
         stands_for: "a buffer for the inputs that the next request fills again: one client's vector under another's document",
         killed_by: &["EM01"],
-        build: |clean, scenario| with_fault(clean, scenario, SharesABuffer::default()),
+        build: |clean, scenario| with_fault(clean, scenario, SharesABuffer::of(InputKind::Embed)),
     },
 ];
 
@@ -181,28 +182,46 @@ impl Fault for Embeds {
     }
 }
 
-/// Embeds what is in its buffer when the computation begins.
-#[derive(Default)]
-struct SharesABuffer {
-    inputs: Arc<Mutex<Vec<Vec<TokenId>>>>,
+/// Embeds or scores what is in its buffer when the computation begins.
+pub(super) struct SharesABuffer {
+    kind: InputKind,
+    buffer: Arc<Mutex<Input>>,
+}
+
+impl SharesABuffer {
+    /// For inputs of this kind: `Embed` or `Score`.
+    pub(super) fn of(kind: InputKind) -> Self {
+        let buffer = Arc::new(Mutex::new(Input::Tokens(Vec::new().into())));
+        Self { kind, buffer }
+    }
 }
 
 #[async_trait]
 impl Fault for SharesABuffer {
     fn declare(&self, config: &mut EngineConfig) {
-        config.capabilities.inputs.insert(InputKind::Embed);
+        config.capabilities.inputs.insert(self.kind);
     }
 
     async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
-        let Input::Embed(inputs) = &call.request.input else {
+        if !matches!(call.request.input, Input::Embed(_) | Input::Score(_)) {
             return inner.generate(call.request, call.ctx).await;
-        };
-        *self.inputs.lock() = inputs.to_vec();
-        let buffer = Arc::clone(&self.inputs);
+        }
+        *self.buffer.lock() = call.request.input;
+        let buffer = Arc::clone(&self.buffer);
         Ok(output::stream(call.ctx, |out| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            let embeddings = buffer.lock().iter().map(|input| embedding(input)).collect();
-            out.embeddings(embeddings).await?;
+            let input = buffer.lock().clone();
+            match input {
+                Input::Embed(inputs) => {
+                    let embeddings = inputs.iter().map(|input| embedding(input)).collect();
+                    out.embeddings(embeddings).await?;
+                }
+                Input::Score(pairs) => {
+                    let scores = pairs.iter().map(|pair| score_of(&pair.token_ids));
+                    out.scores(scores.collect()).await?;
+                }
+                Input::Tokens(_) | Input::Text(_) | Input::Chat(_) => {}
+            }
             Ok(Finish::stop())
         }))
     }

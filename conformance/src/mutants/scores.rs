@@ -1,15 +1,12 @@
 //! An engine that scores pairs, and faults that the checks of SC catch.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use genset_backend_common::{
     EngineConfig, EngineError, Finish, Input, OutputStream, TokenId, async_trait,
     config::InputKind, output, request::ScorePair,
 };
-use parking_lot::Mutex;
 
 use super::Mutant;
+use super::embeddings::SharesABuffer;
 use super::fault::{Call, Fault, Inner, digest, with_fault};
 
 pub(super) const CONTROLS: &[Mutant] = &[Mutant {
@@ -94,7 +91,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "scored-from-a-shared-buffer",
         stands_for: "a buffer for the pairs that the next request fills again: one client's ranking of another's documents",
         killed_by: &["SC01"],
-        build: |clean, scenario| with_fault(clean, scenario, SharesABuffer::default()),
+        build: |clean, scenario| with_fault(clean, scenario, SharesABuffer::of(InputKind::Score)),
     },
 ];
 
@@ -105,7 +102,7 @@ type Wrong = fn(&mut Vec<f32>, &[ScorePair]);
 struct Scores(Wrong);
 
 /// A number above 0 that distinguishes token sequences.
-fn score_of(tokens: &[TokenId]) -> f32 {
+pub(super) fn score_of(tokens: &[TokenId]) -> f32 {
     f32::from(digest(tokens) + 1)
 }
 
@@ -124,34 +121,6 @@ impl Fault for Scores {
             .collect();
         self.0(&mut scores, pairs);
         Ok(output::stream(call.ctx, |out| async move {
-            out.scores(scores).await?;
-            Ok(Finish::stop())
-        }))
-    }
-}
-
-/// Scores what is in its buffer when the computation begins.
-#[derive(Default)]
-struct SharesABuffer {
-    pairs: Arc<Mutex<Vec<ScorePair>>>,
-}
-
-#[async_trait]
-impl Fault for SharesABuffer {
-    fn declare(&self, config: &mut EngineConfig) {
-        config.capabilities.inputs.insert(InputKind::Score);
-    }
-
-    async fn generate(&self, inner: &Inner, call: Call) -> Result<OutputStream, EngineError> {
-        let Input::Score(pairs) = &call.request.input else {
-            return inner.generate(call.request, call.ctx).await;
-        };
-        *self.pairs.lock() = pairs.to_vec();
-        let buffer = Arc::clone(&self.pairs);
-        Ok(output::stream(call.ctx, |out| async move {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            let scored = |pair: &ScorePair| score_of(&pair.token_ids);
-            let scores = buffer.lock().iter().map(scored).collect();
             out.scores(scores).await?;
             Ok(Finish::stop())
         }))
