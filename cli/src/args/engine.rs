@@ -118,23 +118,12 @@ pub(super) fn check_words(
 
 /// Refuses an output that has no use for a model.
 pub(super) fn check_takes_model(output: &OutputKind) -> Result<(), EngineError> {
-    let problem = match output {
-        OutputKind::Dyn(_) => {
-            "out=dyn serves the models of running workers; give the folder to a worker"
-        }
-        OutputKind::Engine(EngineKind::EchoFull) => {
-            "echo_full takes text and needs no model folder; name it with --model-name"
-        }
-        OutputKind::Engine(
-            EngineKind::Candle
-            | EngineKind::EchoCore
-            | EngineKind::Sample
-            | EngineKind::Scripted
-            | EngineKind::Mocker
-            | EngineKind::Apart(_)
-            | EngineKind::Cmd
-            | EngineKind::Server(_),
-        ) => return Ok(()),
+    let problem = if matches!(output, OutputKind::Dyn(_)) {
+        "out=dyn serves the models of running workers; give the folder to a worker"
+    } else if output.is(EngineKind::EchoFull) {
+        "echo_full takes text and needs no model folder; name it with --model-name"
+    } else {
+        return Ok(());
     };
     Err(EngineError::invalid_argument("MODEL", problem))
 }
