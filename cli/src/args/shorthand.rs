@@ -30,8 +30,13 @@ pub(super) fn with_run(command: &clap::Command, given: Vec<OsString>) -> Vec<OsS
     [std::slice::from_ref(program), &[run], rest].concat()
 }
 
-/// Flags of NVIDIA Dynamo's frontend that do not exist here, and their replacements.
-const FOREIGN_FLAGS: [(&str, &str); 6] = [
+/// Flags of NVIDIA Dynamo's frontend, and of servers that are launched, with their replacements. What is spelt alike here is
+/// something else.
+const FOREIGN_FLAGS: [(&str, &str); 10] = [
+    ("--host", "here it is --http-host"),
+    ("--port", "here it is --http-port"),
+    ("--max-model-len", "here it is --context-length"),
+    ("--ctx-size", "here it is --context-length"),
     ("--tls-cert-path", "here it is --http-tls-cert"),
     ("--tls-key-path", "here it is --http-tls-key"),
     ("--router-ttl", "here it is --kv-approx-ttl"),
@@ -43,7 +48,7 @@ const FOREIGN_FLAGS: [(&str, &str); 6] = [
     ),
 ];
 
-/// Refuses a command of NVIDIA Dynamo, or a flag of its frontend, that does not exist here, and names its replacement.
+/// Refuses a command or a flag of other programs that does not exist here, and names its replacement.
 ///
 /// # Errors
 /// `Unsupported`, naming the command or the flag.

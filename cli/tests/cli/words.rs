@@ -21,6 +21,7 @@ async fn a_command_or_a_flag_of_others_is_told_what_takes_its_place() {
     let ended = run(&["llmctl", "http", "add", "chat-model", "m", "a.b.c"]).await;
     ended.fails(2, "`genset offer");
     for (flag, instead) in [
+        ("--port", "--http-port"),
         ("--router-ttl=60", "--kv-approx-ttl"),
         ("--no-kv-events", "--use-kv-events=false"),
     ] {
