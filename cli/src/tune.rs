@@ -57,7 +57,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context_tokens: Option<u32>,
     /// Where to compute: cpu, cuda:N, or auto
-    #[arg(long, default_value = ANY_DEVICE, value_name = "DEVICE")]
+    #[arg(long, env = "GENSET_DEVICE", default_value = ANY_DEVICE, value_name = "DEVICE")]
     device: String,
     /// Quantization of float weights on the CPU, as for genset run
     #[arg(long, default_value_t, value_name = "TYPE")]

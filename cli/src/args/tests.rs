@@ -24,15 +24,18 @@ fn the_command_line_is_well_formed() {
 }
 
 #[test]
-fn weights_become_in_genset_tune_what_they_do_in_genset_run() {
+fn genset_tune_measures_what_genset_run_serves() {
     let whole = command();
-    let default_of = |subcommand: &str| {
-        let subcommand = whole.find_subcommand(subcommand).unwrap();
-        let mut flags = subcommand.get_arguments();
-        let quantize = flags.find(|flag| flag.get_long() == Some("quantize"));
-        quantize.unwrap().get_default_values().to_vec()
-    };
-    assert_eq!(default_of("tune"), default_of("run"));
+    for name in ["device", "quantize"] {
+        let flag_of = |subcommand: &str| {
+            let subcommand = whole.find_subcommand(subcommand).unwrap();
+            let mut flags = subcommand.get_arguments();
+            let flag = flags.find(|flag| flag.get_long() == Some(name)).unwrap();
+            let default = flag.get_default_values().to_vec();
+            (default, flag.get_env().map(OsStr::to_owned))
+        };
+        assert_eq!(flag_of("tune"), flag_of("run"), "{name}");
+    }
 }
 
 #[test]
