@@ -46,6 +46,9 @@ pub(crate) struct DoctorArgs {
     /// As the environment or the file says.
     #[arg(skip)]
     pub(crate) max_connections: usize,
+    /// Whether the run is a worker, which serves no HTTP.
+    #[arg(skip)]
+    pub(crate) is_worker: bool,
     /// That of a run.
     #[arg(skip)]
     pub(crate) model: Option<CheckedModel>,

@@ -9,7 +9,9 @@ use genset_backend_common::EngineError;
 use genset_runtime::layers::{UnknownKeys, flag, matches_of};
 
 use super::engine::{check_model, check_takes_model};
-use super::{Cli, CliCommand, OutputKind, RunArgs, Tool, command, grammar_of_layer, read};
+use super::{
+    Cli, CliCommand, InputKind, OutputKind, RunArgs, Tool, command, grammar_of_layer, read,
+};
 use crate::doctor::CheckedModel;
 use crate::hub;
 
@@ -24,6 +26,7 @@ pub(super) fn complete(tool: &mut Tool, given: &[OsString]) -> Result<(), Engine
     if let Tool::Doctor(args) = tool {
         let run = settings("doctor", args.config.is_some(), given)?;
         args.model = checked_model(&run);
+        args.is_worker = matches!(run.input.parse::<InputKind>(), Ok(InputKind::Dyn(_)));
         (args.http, args.status) = (run.http, run.worker.status);
         args.network = run.worker.network;
         args.max_connections = run.frontend.max_connections;

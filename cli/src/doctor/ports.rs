@@ -12,21 +12,17 @@ const LISTENS: &str = "0A";
 
 pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
     let http = args.http.address();
+    let http = (!args.is_worker).then_some((http, "HTTP", "--http-port"));
     let wire = SocketAddr::new(args.network.wire_host, args.network.wire_port);
-    let ports = [
-        (http, "HTTP", "--http-port"),
-        (wire, "the wire", "--wire-port"),
-    ];
+    let wire = (wire, "the wire", "--wire-port");
     let status = args.status.status_port.map(|port| {
         let address = SocketAddr::new(args.status.status_host, port);
         (address, "the status server", "--status-port")
     });
+    let ports = http.into_iter().chain([wire]).chain(status);
     // Port 0 picks a free one.
-    let ports = ports
-        .into_iter()
-        .chain(status)
-        .filter(|(address, ..)| address.port() != 0);
     ports
+        .filter(|(address, ..)| address.port() != 0)
         .map(|(address, name, flag)| port(address, name, flag))
         .collect()
 }

@@ -125,6 +125,9 @@ async fn a_file_of_settings_says_what_is_looked_at_as_for_a_run() {
     finding(&report, "for HTTP is taken by cli");
     finding(&report, "--wire-secret-file: /no/such: ");
     assert!(!ended.stdout.contains("status server"), "the flag wins");
+    fs::write(&file, format!("in = \"dyn\"\nhttp-port = {port}\n")).unwrap();
+    let ended = run_with(doctor(&words, &folder), b"").await;
+    assert!(!ended.stdout.contains("for HTTP"), "{ended:?}");
 
     let empty = folder.path().join("empty");
     fs::create_dir(&empty).unwrap();
