@@ -13,7 +13,7 @@ use genset_runtime::{
     InstanceId, Reach, Readiness, Runtime, RuntimeRegistrar, Signals, StatusServer, exit_code,
 };
 
-pub(crate) use self::http::check_address;
+pub(crate) use self::http::{SPARE_FILES, check_address};
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 use crate::{engine, input};
 

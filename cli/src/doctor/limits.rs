@@ -5,9 +5,7 @@ use std::fs;
 use rustix::process::{Resource, getrlimit};
 
 use super::finding::Finding;
-
-/// The number of files that a server has open in addition to its connections.
-const SPARE_FILES: u64 = 256;
+use crate::node::SPARE_FILES;
 
 /// Fewer ports than this are too few for a process that calls many others.
 const FEW_PORTS: u64 = 10_000;
@@ -24,9 +22,9 @@ pub(super) fn look(max_connections: usize) -> Vec<Finding> {
 
 /// Checks the hard limit of open files. A server raises the soft limit by itself, up to the hard one.
 fn files(max_connections: usize) -> Finding {
-    let wanted = u64::try_from(max_connections).unwrap_or(u64::MAX);
-    let wanted = wanted.saturating_add(SPARE_FILES);
-    match getrlimit(Resource::Nofile).maximum {
+    let wanted = max_connections.saturating_add(SPARE_FILES);
+    let limit = getrlimit(Resource::Nofile).maximum;
+    match limit.map(|files| usize::try_from(files).unwrap_or(usize::MAX)) {
         None => Finding::ok("no limit on open files"),
         Some(files) if files >= wanted => Finding::ok(format!("{files} open files")),
         Some(files) => Finding::warning(

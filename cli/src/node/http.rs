@@ -21,7 +21,7 @@ use crate::input;
 const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 
 /// An upper bound for the files that a process has open besides its connections.
-const SPARE_FILES: usize = 256;
+pub(crate) const SPARE_FILES: usize = 256;
 
 /// Runs a server and its worker in one process.
 ///
