@@ -20,6 +20,9 @@ Examples:
 Exit codes: 0 done, 1 requests failed, 2 usage, a file that cannot be read or written, a model that cannot be loaded or a server
 that cannot be measured, 3 stopped before the end.";
 
+/// The exit code of a run that Ctrl-C ended.
+pub(crate) const CUT: u8 = 3;
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {

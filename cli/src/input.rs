@@ -21,6 +21,7 @@ use genset_frontend::batch::SeenModels;
 use genset_frontend::model::{Models, ServedModel};
 use genset_frontend::{FrontendServer, LocalFrontend};
 use genset_runtime::{Runtime, Signals};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::chat::Chat;
@@ -40,6 +41,17 @@ pub(crate) fn print(text: &str) {
     if let Err(error) = write(text) {
         let _ = LOST.set(error);
     }
+}
+
+/// [`print()`]s the results of a command as JSON.
+///
+/// # Errors
+/// `Internal`: a figure is no JSON.
+pub(crate) fn print_json(results: &impl Serialize) -> Result<(), EngineError> {
+    let text = serde_json::to_string_pretty(results)
+        .map_err(|error| EngineError::internal("figures that are no JSON").with_source(error))?;
+    print(&format!("{text}\n"));
+    Ok(())
 }
 
 /// As [`print()`], for a server's messages, which may be lost.

@@ -15,10 +15,8 @@ use genset_runtime::{
 
 pub(crate) use self::http::{SPARE_FILES, check_address};
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
+use crate::bench::progress::PROGRESS_AFTER;
 use crate::{engine, input};
-
-/// A wait that is longer than this prints its reason.
-const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 
 /// The exit code if the process did not do what it was started for.
 const FAILED: u8 = 1;

@@ -17,9 +17,10 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::args::quoted;
-use crate::bench::engine::{CUT, Measured};
+use crate::bench::CUT;
+use crate::bench::engine::Measured;
 use crate::hub;
-use crate::input::{note, print};
+use crate::input::{note, print, print_json};
 use crate::signals::interrupt_token;
 use crate::threads;
 use bench::{Bench, Ended};
@@ -128,10 +129,7 @@ pub(crate) fn perform(args: &TuneArgs) -> Result<u8, EngineError> {
         Err(Ended::Failed(error)) => return Err(error),
     };
     if args.json {
-        let text = serde_json::to_string_pretty(&tuned).map_err(|error| {
-            EngineError::internal("figures that are no JSON").with_source(error)
-        })?;
-        print(&format!("{text}\n"));
+        print_json(&tuned)?;
     } else {
         print(&tuned.text(&args.model));
     }

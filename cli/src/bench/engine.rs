@@ -18,17 +18,15 @@ use genset_engine_candle::{CandleArgs, CandleEngine, Hardware};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use super::CUT;
 use super::progress::{Progress, telling_if_long};
 use crate::hub;
-use crate::input::{escaped, note, print};
+use crate::input::{escaped, note, print, print_json};
 use crate::signals::{self, interrupt_token};
 use crate::threads;
 use against::Comparison;
 use breakdown::StepTimes;
 use load::{DecodeFigures, Load};
-
-/// The exit code of a run that Ctrl-C ended.
-pub(crate) const CUT: u8 = 3;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineBenchArgs {
@@ -159,10 +157,7 @@ pub(super) fn perform(args: &EngineBenchArgs) -> Result<u8, EngineError> {
             measured: &measured,
             against: compared.as_ref(),
         };
-        let text = serde_json::to_string_pretty(&results).map_err(|error| {
-            EngineError::internal("figures that are no JSON").with_source(error)
-        })?;
-        print(&format!("{text}\n"));
+        print_json(&results)?;
     } else {
         let compared = compared.map(|compared| format!("\n{}", compared.table()));
         let text = report::table(&measured) + &compared.unwrap_or_default();

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::input::note;
 
-/// Longer commands show their progress, or what they wait for.
+/// Longer commands show their progress, and longer waits their reason.
 pub(crate) const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 
 /// The interval between progress updates.

@@ -18,8 +18,9 @@ use clap::{Args, ValueEnum};
 use genset_backend_common::EngineError;
 use genset_simulate::{Load, Single};
 
+use super::CUT;
 use crate::bench::progress::telling_if_long;
-use crate::input::{escaped, note, print};
+use crate::input::{escaped, note, print, print_json};
 use crate::results;
 use crate::simulate::{LoadArgs, LoadKind};
 use crate::threads;
@@ -31,9 +32,6 @@ use target::Target;
 
 /// The exit code of a run in which requests failed.
 const LOST: u8 = 1;
-
-/// The exit code of a run that Ctrl-C ended.
-const CUT: u8 = 3;
 
 /// The seed of warm-up requests: they must not fill a prefix cache for the measured ones.
 const WARM_UP_SEED: u64 = 0x5EED;
@@ -149,7 +147,7 @@ pub(super) fn perform(args: &ServeBenchArgs) -> Result<u8, EngineError> {
     }
     let report = runtime.block_on(measure(args))?;
     if args.json {
-        print(&(report.json() + "\n"));
+        print_json(&report)?;
     } else {
         print(&escaped(&report.to_string()));
     }

@@ -7,10 +7,9 @@ use genset_backend_common::{EngineError, ErrorKind};
 use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::{Signals, in_seconds};
 
-use super::{
-    CUT_SHORT, FAILED, Node, NotReady, PROGRESS_AFTER, ready, shut_down, tell, unservable,
-};
+use super::{CUT_SHORT, FAILED, Node, NotReady, ready, shut_down, tell, unservable};
 use crate::args::{EngineKind, InputKind};
+use crate::bench::progress::PROGRESS_AFTER;
 use crate::input::{self, Ending};
 
 /// Runs a terminal and its worker in one process.

@@ -12,7 +12,8 @@ use tokio::signal::unix::SignalKind;
 use tokio_util::sync::CancellationToken;
 
 use super::{KV_MEMORY, TuneArgs};
-use crate::bench::engine::{CUT, Measured};
+use crate::bench::CUT;
+use crate::bench::engine::Measured;
 
 /// Why the search ends early.
 pub(super) enum Ended {

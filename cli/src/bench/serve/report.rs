@@ -206,12 +206,6 @@ fn float(count: u64) -> f64 {
 }
 
 impl Report {
-    /// As JSON.
-    pub(super) fn json(&self) -> String {
-        // The keys are strings and the numbers finite, so serialization cannot fail.
-        serde_json::to_string_pretty(self).unwrap_or_default()
-    }
-
     /// The distributions of TTFT.
     pub(super) fn curves(&self) -> Curves<'_> {
         let mut curves = Curves::default();
