@@ -135,6 +135,21 @@ mod tests {
     }
 
     #[test]
+    fn flags_of_others_are_none_of_ours_and_their_replacements_are() {
+        let whole = super::super::command();
+        let run = whole.find_subcommand("run").unwrap();
+        let is_ours = |flag: &str| {
+            let mut flags = run.get_arguments().filter_map(clap::Arg::get_long);
+            flags.any(|ours| flag.strip_prefix("--") == Some(ours))
+        };
+        for (name, instead) in FOREIGN_FLAGS {
+            assert!(!is_ours(name), "{name}");
+            let mut replacements = instead.split([' ', '=', '(', ')']);
+            assert!(replacements.all(|word| !word.starts_with("--") || is_ours(word)));
+        }
+    }
+
+    #[test]
     fn under_the_other_name_it_is_never_needed() {
         let program = "/usr/bin/dynamo-run";
         assert_eq!(told(&[program]), [program, "run"]);
