@@ -439,8 +439,9 @@ pub async fn run_worker(
     let _status = match args.status_server(runtime, &handle, &name).await {
         Ok(status) => status,
         Err(error) => {
-            tracing::error!(%error, "the worker cannot be set up");
             handle.shutdown().await;
+            // The last line says why this process ends.
+            tracing::error!(%error, "the worker cannot be set up");
             return USAGE_ERROR;
         }
     };

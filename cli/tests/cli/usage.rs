@@ -143,6 +143,12 @@ async fn a_port_in_use_is_named() {
     let words = ["in=stdin", "out=dyn", "--discovery-path", discovery];
     let words = [&words[..], &["--status-port", &port]].concat();
     refused(&words, &["--status-port", &port]).await;
+    // A worker alone writes errors to its log, whose last line names what ended it.
+    let words = ["run", "in=dyn", "out=sample", "--discovery-path", discovery];
+    let ended = run(&[&words[..], &["--status-port", &port]].concat()).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    let last = ended.stderr.lines().last().unwrap_or_default();
+    assert!(last.contains("--status-port"), "{ended:?}");
 }
 
 #[tokio::test]
