@@ -64,6 +64,8 @@ async fn bad_flags_are_named() {
     ] {
         refused(&["in=http", &format!("{flag}={value}")], &[flag]).await;
     }
+    let ended = run(&["run", "--enable-prefix-caching"]).await;
+    assert!(!ended.stderr.contains("as a value"), "{ended:?}");
     refused(&["--namespace", "a b"], &["--namespace"]).await;
     refused(
         &["--discovery-backend", "zookeeper"],

@@ -18,10 +18,16 @@ use genset_backend_common::EngineError;
 pub fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, EngineError> {
     let command = without_empty_lists(command.clone());
     let matches = command.clone().try_get_matches_from(given);
-    matches.or_else(|error| match variable_at_fault(&command, given, &error) {
-        Some(variable) => Err(EngineError::invalid_argument(variable, in_a_line(&error))),
-        None => error.exit(),
-    })
+    matches.or_else(
+        |mut error| match variable_at_fault(&command, given, &error) {
+            Some(variable) => Err(EngineError::invalid_argument(variable, in_a_line(&error))),
+            None => {
+                // It proposes to pass an unknown flag as a value, but no value begins with dashes.
+                error.remove(ContextKind::Suggested);
+                error.exit()
+            }
+        },
+    )
 }
 
 /// Like [`matches_of`], for `given` with the flags of the file at `path`. Without these flags, it must have been read already: an
