@@ -286,6 +286,9 @@ const OF_ONE_ENGINE: [(&str, EngineKind); 2] = [
     ("engine-cmd", EngineKind::Cmd),
 ];
 
+/// Flags of processes that ask, beside those of a server.
+const OF_AN_INPUT: [&str; 2] = ["batch-concurrency", "worker-wait"];
+
 /// Flags about a worker that a process without one does not read.
 const OF_A_WORKER: [&str; 19] = [
     "namespace",
@@ -327,8 +330,9 @@ pub(super) fn check_unread(
 
 /// Why a process with these words does not read the flag of this name; `None` if it does.
 pub(super) fn unread(input: &InputKind, output: &OutputKind, name: &str) -> Option<String> {
-    if matches!(input, InputKind::Dyn(_)) && is_of_a_server(name) {
-        let problem = "is about a server, and a worker (in=dyn) serves no HTTP; give it to the frontend (in=http out=dyn)";
+    let asks = is_of_a_server(name) || OF_AN_INPUT.contains(&name);
+    if matches!(input, InputKind::Dyn(_)) && asks {
+        let problem = "a worker (in=dyn) serves no HTTP and asks nothing, so it has no use for it; give it to the frontend (in=http out=dyn)";
         return Some(problem.to_owned());
     }
     if matches!(output, OutputKind::Dyn(_)) && OF_A_WORKER.contains(&name) {

@@ -193,7 +193,7 @@ fn a_component_that_is_called_like_a_role_gives_none() {
 
 #[test]
 fn a_flag_about_a_server_is_refused_for_a_worker() {
-    for flag in ["--http-port=1", "--router-mode=kv", "--http-port=8080"] {
+    for flag in ["--http-port=8080", "--router-mode=kv", "--worker-wait=5"] {
         let error = parse_words(&["in=dyn", "out=sample", flag]).unwrap_err();
         let (name, _) = flag.split_once('=').unwrap();
         assert!(error.to_string().starts_with(name), "{error}");
