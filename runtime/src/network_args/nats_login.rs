@@ -156,8 +156,8 @@ mod tests {
         for (words, expected) in cases {
             assert_eq!(credentials(words).unwrap(), expected);
         }
-        let error = credentials(&[&token, &nkey]).unwrap_err();
-        assert!(error.to_string().contains("--nats-nkey-file"), "{error}");
+        let told = credentials(&[&token, &nkey]).unwrap_err().to_string();
+        assert!(told.contains("--nats-nkey-file"), "{told}");
     }
 
     #[test]

@@ -260,7 +260,7 @@ const NO_TOKEN: &str = "etcdserver: user name is empty";
 /// Pause between the attempts while the servers elect a leader, which takes them a second or two.
 const ELECTION_PAUSE: Duration = Duration::from_millis(250);
 /// How etcd refuses a wrong password, or a user that it does not know.
-const WRONG_PASSWORD: &str = "authentication failed";
+const WRONG_PASSWORD: &str = "etcdserver: authentication failed, invalid user ID or password";
 
 /// How etcd refuses to store anything once its database has reached its quota.
 const NO_SPACE: &str = "database space exceeded";
@@ -310,10 +310,17 @@ fn mend(problem: &str, tls: Option<&EtcdTls>) -> &'static str {
 
 /// An answer from etcd that retrying, there or on another endpoint, would not change.
 fn definitive(what: &str, status: &Status, has_credentials: bool) -> Option<Failure> {
-    let needs_token = match status.message() {
-        OLD_TOKEN => true,
-        NO_TOKEN => has_credentials,
-        _ => false,
+    let (needs_token, mend) = match status.message() {
+        OLD_TOKEN => (true, ""),
+        NO_TOKEN => (
+            has_credentials,
+            "it requires a user: give --etcd-username and --etcd-password-file",
+        ),
+        WRONG_PASSWORD => (
+            false,
+            "check --etcd-username and the password in --etcd-password-file",
+        ),
+        _ => (false, "check the size of the entry"),
     };
     let refused = |problem: &str| {
         let message = format!(
@@ -333,13 +340,7 @@ fn definitive(what: &str, status: &Status, has_credentials: bool) -> Option<Fail
         Code::PermissionDenied => {
             refused("grant the user a role that may read and write the prefix genset/v1/")
         }
-        Code::InvalidArgument if status.message() == NO_TOKEN => {
-            refused("it requires a user: give --etcd-username and --etcd-password-file")
-        }
-        Code::InvalidArgument if status.message().contains(WRONG_PASSWORD) => {
-            refused("check --etcd-username and the password in --etcd-password-file")
-        }
-        Code::InvalidArgument => refused("check the size of the entry"),
+        Code::InvalidArgument => refused(mend),
         _ => None,
     }
 }
@@ -477,8 +478,7 @@ mod tests {
             let failure = definitive("putting a", &status, false).unwrap();
             EngineError::from(failure).to_string()
         };
-        let wrong = "etcdserver: authentication failed, invalid user ID or password";
-        assert!(refused(wrong).contains("--etcd-password-file"));
+        assert!(refused(WRONG_PASSWORD).contains("--etcd-password-file"));
         assert!(refused(NO_TOKEN).contains("requires a user"));
         assert!(refused("etcdserver: request is too large").contains("size"));
     }
